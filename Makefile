@@ -1,0 +1,42 @@
+# Everything runs in ./.venv, which `make install` makes with nothing but Python and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help install demo test test-slow check format install-service clean
+
+help: ## show this
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
+
+install: $(STAMP) ## make .venv with everything, the demo's engine included
+
+$(STAMP): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit("autotuner needs Python 3.11 or newer; name one with: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
+	@$(PYTHON) -m venv $(VENV) || (echo "Python's venv module is missing (Debian: apt-get install python3-venv)"; exit 1)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[demo,dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP) ## run a whole campaign on a real small server (about 3 minutes on 2 cores)
+	@$(BIN)/autotuner demo
+
+test: $(STAMP) ## run the tests
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-slow: $(STAMP) ## run the long tests too (minutes each)
+	$(BIN)/python -m pytest -m slow
+
+check: $(STAMP) ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## let ruff format and fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+install-service: ## install as a systemd service (as root)
+	systemd/install.sh
+
+clean: ## remove what was made here
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

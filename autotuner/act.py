@@ -1,0 +1,302 @@
+"""One async function per action: record the intent, do it, record the outcome. Decides nothing.
+
+Each may be cancelled or killed at any await: what is committed is true, and the next cycle goes on from there.
+"""
+
+import uuid
+from dataclasses import dataclass
+
+from autotuner import outcome
+from autotuner.context import Live, LogReader, SlotContext, pulse
+from autotuner.core import decide
+from autotuner.core.candidate import Candidate
+from autotuner.core.facts import server_facts, start_facts
+from autotuner.core.policy import Facts, Fired, Watch, built_in
+from autotuner.core.report import duration, ended_entry
+from autotuner.core.starting import Start, follow, so_far
+from autotuner.core.state import LaunchState, Purpose, Verdict
+from autotuner.edge import clock
+from autotuner.edge.host import LaunchSpec, ServerSeen
+from autotuner.edge.probes import Probe
+from autotuner.edge.store import LaunchRow
+from autotuner.engines.base import Diagnosis, ServerExit, Stage
+from autotuner.errors import HostError
+
+START_POLL_S = 0.25
+DRAIN_POLL_S = 0.5
+PORT_WAIT_S = 10.0
+GPU_WAIT_S = 60.0  # SIGKILL only marks a process: its memory is freed when the dying task closes its device files
+GPU_SLACK_MIB = 256.0  # a driver's own bookkeeping moves by about this much
+
+
+async def launch(ctx: SlotContext, action: decide.Launch) -> None:
+    """Start a server: the intent is committed before anything runs, so that no crash can lose track of it."""
+    candidate = ctx.store.candidate(action.candidate_id)
+    engine = ctx.engine(candidate)
+    launch_id = uuid.uuid4().hex[:16]
+    ctx.live = Live(stage=Stage.PROCESS.value, since_s=clock.monotonic_s())
+    ctx.starting.add(launch_id)
+    try:
+        gpus = await ctx.host.gpus(ctx.slot.gpus)
+        row = LaunchRow(
+            id=launch_id,
+            slot=ctx.name,
+            candidate_id=candidate.id,
+            name=action.name,
+            purpose=action.purpose,
+            trial_id=action.trial_id,
+            state=LaunchState.INTENDED,
+            intended_at=clock.utc_label(),
+            boot_id=clock.boot_id(),
+            mono_s=clock.monotonic_s(),
+            ready_s=None,
+            gpu_used_mib={gpu.index: gpu.used_mib for gpu in gpus},
+            ended_at=None,
+            exit_code=None,
+            end_asked=False,
+            diagnosis=None,
+        )
+        ctx.store.add_launch(row)
+        spec = LaunchSpec(
+            launch_id=launch_id,
+            slot=ctx.name,
+            argv=engine.argv(candidate, ctx.slot.place),
+            env=_environment(ctx, candidate),
+            secret_files=ctx.slot.secret_files,
+            stop_grace_s=ctx.slot.stop_grace_s,
+        )
+        await ctx.host.start(spec)
+        ctx.store.move_launch(launch_id, LaunchState.STARTING)
+    finally:
+        ctx.starting.discard(launch_id)
+
+
+async def await_serving(ctx: SlotContext, action: decide.AwaitServing) -> None:
+    """Follow a start by its stages until the server generates tokens, ends, or a rule gives it up."""
+    row = ctx.store.launch(action.launch_id)
+    if row.state is LaunchState.INTENDED:  # the daemon was killed between the start and its record
+        ctx.store.move_launch(row.id, LaunchState.STARTING)
+    following = _Following(ctx, row, ctx.store.candidate(row.candidate_id))
+    async with ctx.probe(following.candidate) as probe:
+        while True:
+            seen = await ctx.host.inspect(row.id)
+            await following.look()
+            if not seen.alive:
+                await _start_failed(following, seen)
+                return
+            if await _serves(ctx, probe, row.id):
+                _now_serving(following)
+                return
+            fired = following.fired(server_facts(alive=True, exit_code=None, diagnosis=None))
+            if fired is not None:
+                await _start_given_up(following, fired)
+                return
+            await clock.sleep(START_POLL_S)
+
+
+async def verify(ctx: SlotContext, action: decide.Verify) -> None:
+    """Have a server generate tokens; one that cannot is stopped, and counts as one that ended by itself."""
+    row = ctx.store.launch(action.launch_id)
+    candidate = ctx.store.candidate(row.candidate_id)
+    async with ctx.probe(candidate) as probe:
+        if await _serves(ctx, probe, row.id):
+            ctx.verified.add(row.id)
+            return
+    tail = await ctx.log(row.id, ctx.engine(candidate)).rest()
+    diagnosis = Diagnosis(
+        "hang", "its process lives but it generates no tokens", "read its log: autotuner show --log", tail[-6:]
+    )
+    seen = await ctx.host.stop(row.id, ctx.slot.stop_grace_s)
+    outcome.launch_ended(ctx, row, seen, diagnosis, asked=False)
+    ctx.store.add_entry(
+        ended_entry(ctx.name, row.name, diagnosis, seen.exit_code, "the best-known server is restored"), clock.utc_label()
+    )
+
+
+async def stop(ctx: SlotContext, action: decide.Stop) -> None:
+    """Drain, stop, and prove it: no process left, the port closed, GPU memory back. Raise HostError if it is not so."""
+    row = ctx.store.launch(action.launch_id)
+    await _drain(ctx, row)
+    ctx.store.update_launch(row.id, end_asked=True)
+    ctx.live = Live(stage="stopping", since_s=clock.monotonic_s())
+    await stop_and_prove(ctx, row)
+
+
+async def stop_and_prove(ctx: SlotContext, row: LaunchRow) -> ServerSeen:
+    """Stop a launch and wait until nothing of it is left; then record its end as asked for."""
+    seen = await ctx.host.stop(row.id, ctx.slot.stop_grace_s)
+    if seen.alive:
+        raise HostError(f"the server of {row.name} could not be stopped: processes of launch {row.id} still live")
+    await _wait_for_port(ctx)
+    await _wait_for_gpus(ctx, row)
+    outcome.launch_ended(ctx, row, seen, Diagnosis("asked-to-stop", "stopped by autotuner"), asked=True)
+    return seen
+
+
+async def record_end(ctx: SlotContext, action: decide.RecordEnd) -> None:
+    """Record that a server ended by itself, why, and what that means for its trial."""
+    row = ctx.store.launch(action.launch_id)
+    candidate = ctx.store.candidate(row.candidate_id)
+    engine = ctx.engine(candidate)
+    seen = await ctx.host.inspect(row.id)
+    lines = await ctx.log(row.id, engine).rest()
+    was_ready = row.state is LaunchState.SERVING
+    diagnosis = engine.diagnose(ServerExit(seen.exit_code, row.end_asked, was_ready), lines)
+    with ctx.store.transaction():
+        outcome.launch_ended(ctx, row, seen, diagnosis, asked=row.end_asked)
+        trial = ctx.store.trial_in_hand(ctx.name)
+        if trial is not None and trial.id == row.trial_id and not row.end_asked:
+            facts = server_facts(alive=False, exit_code=seen.exit_code, diagnosis=diagnosis)
+            fired = _first(Watch(ctx.policies), facts) or server_ended(diagnosis)
+            ctx.store.update_trial(trial.id, ended=fired.model_dump_json())
+        elif not row.end_asked and was_ready:
+            ctx.store.add_entry(
+                ended_entry(ctx.name, row.name, diagnosis, seen.exit_code, "the best-known server is restored"),
+                clock.utc_label(),
+            )
+
+
+def server_ended(diagnosis: Diagnosis) -> Fired:
+    """What a trial ends by if its server died and no rule in force names that."""
+    return built_in("server-ended", f"the server ended: {diagnosis.sentence}", Verdict.FAIL, diagnosis.advice)
+
+
+@dataclass
+class _Following:
+    """A start being followed."""
+
+    ctx: SlotContext
+    row: LaunchRow
+    candidate: Candidate
+    start: Start = Start()
+
+    def __post_init__(self) -> None:
+        engine = self.ctx.engine(self.candidate)
+        self.log: LogReader = self.ctx.log(self.row.id, engine)
+        self.watch = Watch(self.ctx.policies)
+        self.usual_s = self.ctx.store.usual_ready_s(self.candidate.id)
+        self.limit_s = self.candidate.launch.start_timeout_s or self.ctx.slot.start_timeout_s
+
+    @property
+    def elapsed_s(self) -> float:
+        return clock.monotonic_s() - self.row.mono_s
+
+    async def look(self) -> None:
+        """Read what is new and show it."""
+        facts = await self.log.facts()
+        activity = await self.ctx.host.activity(self.row.id)
+        self.start = follow(self.start, facts, pulse(activity), self.elapsed_s)
+        since = clock.monotonic_s() - self.elapsed_s
+        self.ctx.live = Live(self.start.stage.value, self.start.progress, since_s=since, usual_s=self.usual_s)
+
+    def fired(self, server: Facts) -> Fired | None:
+        silence = self.log.engine.silence_limit_s(self.start.stage)
+        return _first(self.watch, {**server, **start_facts(so_far(self.start, self.elapsed_s, self.limit_s, silence))})
+
+
+def _first(watch: Watch, facts: Facts) -> Fired | None:
+    ends = {"abandon", "quarantine"}
+    return next((f for f in watch.look("start", facts) if f.action in ends and not f.dry_run), None)
+
+
+async def _serves(ctx: SlotContext, probe: Probe, launch_id: str) -> bool:
+    """Health, then tokens, then that the port is held by this very launch: a stranger may answer there."""
+    if not await probe.healthy():
+        return False
+    generated = await probe.generate(await probe.model())
+    if not generated.ok:
+        return False
+    holder = await ctx.host.port_holder(ctx.slot.port)
+    return holder is not None and holder.launch_id == launch_id
+
+
+def _now_serving(following: _Following) -> None:
+    ctx, row = following.ctx, following.row
+    with ctx.store.transaction():
+        ctx.store.move_launch(row.id, LaunchState.SERVING, ready_s=following.elapsed_s)
+        if row.purpose is Purpose.RESTORE:
+            outcome.restored(ctx, row, following.elapsed_s)
+    ctx.verified.add(row.id)
+    ctx.live = Live(stage=Stage.GENERATING.value)
+
+
+async def _start_failed(following: _Following, seen: ServerSeen) -> None:
+    ctx, row = following.ctx, following.row
+    lines = await following.log.rest()
+    diagnosis = following.log.engine.diagnose(ServerExit(seen.exit_code, asked=False, became_ready=False), lines)
+    if seen.error and diagnosis.cause == "unknown":
+        diagnosis = Diagnosis("unknown", f"the server did not start: {seen.error}", diagnosis.advice, diagnosis.evidence)
+    facts = server_facts(alive=False, exit_code=seen.exit_code, diagnosis=diagnosis)
+    _did_not_start(following, seen, diagnosis, following.fired(facts) or server_ended(diagnosis))
+
+
+async def _start_given_up(following: _Following, fired: Fired) -> None:
+    ctx, row = following.ctx, following.row
+    seen = await ctx.host.stop(row.id, ctx.slot.stop_grace_s)
+    lines = await following.log.rest()
+    diagnosis = Diagnosis("hang", fired.sentence, fired.advice, lines[-6:])
+    if seen.alive:
+        raise HostError(f"the server of {row.name} could not be stopped: processes of launch {row.id} still live")
+    _did_not_start(following, seen, diagnosis, fired)
+
+
+def _did_not_start(following: _Following, seen: ServerSeen, diagnosis: Diagnosis, fired: Fired) -> None:
+    ctx, row = following.ctx, following.row
+    with ctx.store.transaction():
+        outcome.launch_ended(ctx, row, seen, diagnosis, asked=False)
+        if row.trial_id is not None:
+            ctx.store.update_trial(row.trial_id, ended=fired.model_dump_json())
+        else:
+            ctx.store.add_entry(
+                ended_entry(ctx.name, row.name, diagnosis, seen.exit_code, "it is tried again within its restart budget"),
+                clock.utc_label(),
+            )
+
+
+async def _drain(ctx: SlotContext, row: LaunchRow) -> None:
+    """Let requests that run on a serving server end, for as long as the settings allow."""
+    if row.state is not LaunchState.SERVING or ctx.slot.drain_s <= 0:
+        return
+    candidate = ctx.store.candidate(row.candidate_id)
+    deadline = clock.monotonic_s() + ctx.slot.drain_s
+    async with ctx.probe(candidate) as probe:
+        while clock.monotonic_s() < deadline:
+            text = await probe.scrape()
+            counters = ctx.engine(candidate).read_metrics(text) if text else None
+            busy = ((counters.running or 0) + (counters.queued or 0)) if counters else 0
+            if busy <= 0:
+                return
+            left = duration(deadline - clock.monotonic_s())
+            ctx.live = Live(stage="draining", progress=f"{busy:.0f} requests still run, at most {left} more")
+            await clock.sleep(DRAIN_POLL_S)
+
+
+async def _wait_for_port(ctx: SlotContext) -> None:
+    deadline = clock.monotonic_s() + PORT_WAIT_S
+    while clock.monotonic_s() < deadline:
+        holder = await ctx.host.port_holder(ctx.slot.port)
+        if holder is None or holder.launch_id is None:
+            return  # free, or a stranger's: the next decision names it
+        await clock.sleep(0.1)
+    raise HostError(f"port {ctx.slot.port} is still held by a process of ours although its launch was stopped")
+
+
+async def _wait_for_gpus(ctx: SlotContext, row: LaunchRow) -> None:
+    deadline = clock.monotonic_s() + GPU_WAIT_S
+    while row.gpu_used_mib:
+        now = await ctx.host.gpus(ctx.slot.gpus)
+        over = [g for g in now if g.used_mib > row.gpu_used_mib.get(g.index, g.used_mib) + GPU_SLACK_MIB]
+        if not over:
+            return
+        if clock.monotonic_s() > deadline:
+            shown = ", ".join(f"GPU {g.index}: {g.used_mib:.0f} MiB, {row.gpu_used_mib[g.index]:.0f} before" for g in over)
+            raise HostError(f"GPU memory did not come back after {row.name} was stopped ({shown})")
+        await clock.sleep(0.5)
+
+
+def _environment(ctx: SlotContext, candidate: Candidate) -> dict[str, str]:
+    """The engine's own variables, the GPUs of the slot, and what keeps the launch id readable in /proc."""
+    env = {"SPT_NOENV": "1", **ctx.engine(candidate).environment(candidate)}
+    if ctx.slot.gpus:
+        env.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, ctx.slot.gpus)))
+    return env

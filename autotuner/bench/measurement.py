@@ -1,0 +1,229 @@
+"""A level's raw samples -> its figures, with intervals; and the lines in which the worker reports them. Pure.
+
+Times are seconds since the level's load began, on the client's monotonic clock. Tokens come from `usage` where the
+server sends it; an SSE event may carry several tokens, so events alone are never reported as tokens.
+"""
+
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from autotuner.core.statistics import Interval, mean_interval, quantile
+
+BIN_S = 0.1  # width of the bins in which the worker counts token events
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RequestSample(_Record):
+    """One request: when it was sent, its first token and its end; `cut` if the level's end cut it off."""
+
+    sent_s: float
+    first_s: float | None = None
+    end_s: float | None = None
+    events: int = 0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    error: str = ""
+    cut: bool = False
+
+
+class Progress(_Record):
+    """What the worker says about twice a second while the load runs; `events` are those since the line before."""
+
+    kind: Literal["progress"] = "progress"
+    at_s: float
+    phase: Literal["warm-up", "steady"]
+    events: int
+    in_flight: int
+    done: int
+    failed: int
+    tokens_per_event: float = 1.0
+
+
+class LevelSamples(_Record):
+    """Everything one level measured. `bins` counts token events per BIN_S from steady_from_s on.
+
+    `itl_ms` is quantiles of the gaps between events in one stream, as {"p50": …, "p90": …, "p99": …}.
+    `merged_ratio` is the share of events that shared one socket read with another: above 0.05 the gaps are not to be
+    believed. `lag_p99_ms` is how late the client's own event loop ran.
+    """
+
+    kind: Literal["samples"] = "samples"
+    concurrency: int
+    steady_from_s: float | None = None
+    steady_to_s: float | None = None
+    stopped_early: bool = False
+    requests: tuple[RequestSample, ...] = ()
+    bins: tuple[int, ...] = ()
+    itl_ms: dict[str, float] = Field(default_factory=dict)
+    merged_ratio: float = 0.0
+    lag_p99_ms: float = 0.0
+    cpu_ratio: float = 0.0
+
+
+class Figures(_Record):
+    """The figures of one level. Rates in tokens per second, latencies in milliseconds, ratios 0..1.
+
+    Latency tables hold mean, p50, p90 and p99 of the requests sent in the steady part. `void` says why a level must not
+    be used, and is empty when it may.
+    """
+
+    concurrency: int
+    seconds: float
+    requests_ok: int
+    requests_failed: int
+    errors: dict[str, int] = Field(default_factory=dict)
+    output_tok_s: float
+    output_tok_s_low: float
+    output_tok_s_high: float
+    tokens_per_event: float
+    tokens_counted: bool
+    prompt_tokens_mean: float | None = None
+    cache_hit_ratio: float | None = None
+    ttft_ms: dict[str, float] = Field(default_factory=dict)
+    tpot_ms: dict[str, float] = Field(default_factory=dict)
+    e2e_ms: dict[str, float] = Field(default_factory=dict)
+    itl_ms: dict[str, float] = Field(default_factory=dict)
+    stopped_early: bool = False
+    client_lag_p99_ms: float = 0.0
+    client_cpu_ratio: float = 0.0
+    void: str = ""
+
+
+# A level is void where the client was the limit. Fitted on runs against a null server: a saturated client's loop lag
+# was above 20 ms at its 99th percentile in every run whose median ITL was wrong, and its core was full.
+LAG_MS_MAX = 50.0
+CPU_RATIO_MAX = 0.95
+
+
+def figures(samples: LevelSamples) -> Figures:
+    """Given a level's samples, return its figures; output tok/s counts the steady part alone, with a 95 % interval."""
+    start, end = samples.steady_from_s, samples.steady_to_s
+    seconds = max(0.0, end - start) if start is not None and end is not None else 0.0
+    finished = [r for r in samples.requests if not r.cut]
+    good = [r for r in finished if not r.error]
+    failed = [r for r in finished if r.error]
+    steady = [r for r in good if start is not None and r.sent_s >= start] or good
+    per_event, counted = tokens_per_event(samples.requests)
+    rate = _rate_interval(samples.bins, seconds, per_event)
+    prompts = [r.prompt_tokens for r in good if r.prompt_tokens is not None]
+    cached = [r.cached_tokens for r in good if r.cached_tokens is not None]
+    return Figures(
+        concurrency=samples.concurrency,
+        seconds=round(seconds, 3),
+        requests_ok=len(good),
+        requests_failed=len(failed),
+        errors=_counts([r.error for r in failed]),
+        output_tok_s=rate.mean,
+        output_tok_s_low=rate.low,
+        output_tok_s_high=rate.high,
+        tokens_per_event=per_event,
+        tokens_counted=counted,
+        prompt_tokens_mean=sum(prompts) / len(prompts) if prompts else None,
+        cache_hit_ratio=sum(cached) / sum(prompts) if cached and sum(prompts) else None,
+        ttft_ms=_summary([1000 * (r.first_s - r.sent_s) for r in steady if r.first_s is not None]),
+        tpot_ms=_summary([tpot for r in steady if (tpot := _tpot_ms(r)) is not None]),
+        e2e_ms=_summary([1000 * (r.end_s - r.sent_s) for r in steady if r.end_s is not None]),
+        itl_ms=samples.itl_ms,
+        stopped_early=samples.stopped_early,
+        client_lag_p99_ms=samples.lag_p99_ms,
+        client_cpu_ratio=samples.cpu_ratio,
+        void=_void(samples, seconds),
+    )
+
+
+def tokens_per_event(requests: tuple[RequestSample, ...]) -> tuple[float, bool]:
+    """Given the requests, return how many tokens an event carried on average, and whether `usage` was there to tell."""
+    counted = [r for r in requests if r.output_tokens is not None and r.events and not r.error]
+    events = sum(r.events for r in counted)
+    return (sum(r.output_tokens or 0 for r in counted) / events, True) if events else (1.0, False)
+
+
+def _rate_interval(bins: tuple[int, ...], seconds: float, per_event: float) -> Interval:
+    """Batch means over stretches of a second or more: neighbouring tokens are not independent, seconds nearly are."""
+    if not bins or seconds <= 0:
+        return Interval(0.0, 0.0, 0.0)
+    batches = max(1, min(30, int(seconds)))
+    size = len(bins) / batches
+    rates = []
+    for i in range(batches):
+        piece = bins[math.floor(i * size) : math.floor((i + 1) * size)]
+        if piece:
+            rates.append(sum(piece) * per_event / (len(piece) * BIN_S))
+    total = sum(bins) * per_event / seconds
+    interval = mean_interval(rates)
+    half = (interval.high - interval.low) / 2
+    return Interval(total, max(0.0, total - half), total + half)
+
+
+def _tpot_ms(r: RequestSample) -> float | None:
+    tokens = r.output_tokens or r.events
+    if r.first_s is None or r.end_s is None or tokens < 2:
+        return None
+    return 1000 * (r.end_s - r.first_s) / (tokens - 1)
+
+
+def _summary(values: list[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    ordered = sorted(values)
+    names = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+    return {"mean": sum(values) / len(values), **{name: quantile(ordered, q) for name, q in names.items()}}
+
+
+def _counts(names: list[str]) -> dict[str, int]:
+    return {name: names.count(name) for name in sorted(set(names))}
+
+
+def _void(samples: LevelSamples, seconds: float) -> str:
+    if seconds <= 0:
+        return "the load ended before its steady part began"
+    if samples.lag_p99_ms > LAG_MS_MAX and samples.cpu_ratio > CPU_RATIO_MAX:
+        return (
+            f"the benchmark client was the limit: its event loop ran {samples.lag_p99_ms:.0f} ms late (p99) "
+            f"and its core was {100 * samples.cpu_ratio:.0f} % busy"
+        )
+    return ""
+
+
+def interim_figures(concurrency: int, progress: list[Progress]) -> Figures:
+    """Given what the worker has said so far, return figures good enough to decide on while the load runs.
+
+    Rates are over the steady part; the interval is over stretches of at least a second. Latencies are left to the end.
+    """
+    steady = [p for p in progress if p.phase == "steady"]
+    before = next((p for p in reversed(progress) if p.phase == "warm-up"), None)
+    start = before.at_s if before else (steady[0].at_s if steady else 0.0)
+    last = progress[-1] if progress else None
+    per_event = last.tokens_per_event if last else 1.0
+    seconds = max(0.0, steady[-1].at_s - start) if steady else 0.0
+    interval = mean_interval(_stretches(steady, start, per_event))
+    total = sum(p.events for p in steady) * per_event / seconds if seconds > 0 else 0.0
+    half = (interval.high - interval.low) / 2
+    return Figures(
+        concurrency=concurrency,
+        seconds=seconds,
+        requests_ok=last.done if last else 0,
+        requests_failed=last.failed if last else 0,
+        output_tok_s=total,
+        output_tok_s_low=max(0.0, total - half),
+        output_tok_s_high=total + half,
+        tokens_per_event=per_event,
+        tokens_counted=per_event != 1.0,
+    )
+
+
+def _stretches(steady: list[Progress], start: float, per_event: float) -> list[float]:
+    """Token rates over consecutive stretches of a second or more."""
+    rates, events, since = [], 0, start
+    for p in steady:
+        events += p.events
+        if p.at_s - since >= 1.0:
+            rates.append(events * per_event / (p.at_s - since))
+            events, since = 0, p.at_s
+    return rates

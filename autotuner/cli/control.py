@@ -1,0 +1,134 @@
+"""`restore-best`, `pause`, `resume`: the operator takes the wheel."""
+
+import asyncio
+import getpass
+
+import click
+
+from autotuner.cli.common import State, describe_slot, open_settings, open_state, slot_option, wait_until
+from autotuner.edge import clock
+from autotuner.errors import Degraded, Locked, NotFound, TimedOut
+
+NO_DAEMON_TIMEOUT_S = 3600.0
+
+
+@click.command()
+@click.option("--wait", is_flag=True, help="Wait until it serves and has generated tokens.")
+@click.option("--timeout", type=float, metavar="S", help="Give up waiting after so many seconds.")
+@click.option("--then-resume", is_flag=True, help="Go on with the queue afterwards, instead of holding it.")
+@slot_option
+@click.pass_context
+def restore_best(ctx: click.Context, wait: bool, timeout: float | None, then_resume: bool, slot: str | None) -> None:
+    """Put the best-known server back, now.
+
+    A trial in hand is interrupted and goes back to the queue. The queue is then held, so that the best-known stays, until
+    `autotuner resume`. Works without a running daemon too: then this command does it itself, and waits.
+
+    \b
+    Examples:
+      autotuner restore-best --wait
+      autotuner restore-best --then-resume
+    """
+    state = open_state(ctx)
+    name = state.slot(slot)
+    if not state.store.ladder(name):
+        raise NotFound(f"slot {name} has no best-known server yet; enqueue a candidate first")
+    with state.store.transaction():
+        why = f"restore-best by {_who()}"
+        state.store.update_slot(name, restore_wanted=why, restore_hold=int(not then_resume), degraded="", hands_off="")
+    if state.daemon_pid is None:
+        _restore_here(ctx, state, name, timeout)
+    elif wait:
+        wait_until(
+            lambda: not state.store.slot(name).restore_wanted,
+            lambda: describe_slot(state.status(), name, clock.monotonic_s()),
+            timeout,
+        )
+    else:
+        click.echo("asked the daemon to restore the best-known server; watch it: autotuner status --follow")
+        return
+    _report(state, name)
+
+
+@click.command()
+@click.option("--now", is_flag=True, help="Interrupt the trial in hand; it goes back to the queue.")
+@click.option("--hands-off", is_flag=True, help="The daemon only watches: it neither starts nor stops anything.")
+@click.option("--reason", default="", help="Shown in status and journal.")
+@slot_option
+@click.pass_context
+def pause(ctx: click.Context, now: bool, hands_off: bool, reason: str, slot: str | None) -> None:
+    """Begin nothing new; the trial in hand ends, the best-known is put back and kept serving.
+
+    \b
+    Examples:
+      autotuner pause --reason "demo for visitors"
+      autotuner pause --now
+      autotuner pause --hands-off
+    """
+    state = open_state(ctx)
+    why = f"by {_who()}" + (f", {reason}" if reason else "")
+    for name in state.slots(slot):
+        columns = {"hands_off": why} if hands_off else {"paused": f"now: {why}" if now else why}
+        with state.store.transaction():
+            state.store.update_slot(name, **columns)
+        said = "hands off" if hands_off else "paused, the trial in hand is put back" if now else "paused"
+        click.echo(f"slot {name}: {said}; go on with: autotuner resume")
+
+
+@click.command()
+@click.option("--new-campaign", is_flag=True, help="Count budgets (trials, GPU hours) from here on.")
+@slot_option
+@click.pass_context
+def resume(ctx: click.Context, new_campaign: bool, slot: str | None) -> None:
+    """Go on after a pause, a restore-best, or once a degraded slot was mended."""
+    state = open_state(ctx)
+    for name in state.slots(slot):
+        row = state.store.slot(name)
+        columns: dict[str, str | int] = {"paused": "", "hands_off": "", "degraded": ""}
+        if new_campaign:
+            columns["campaign_from"] = max((t.id for t in state.store.trials(name) if t.begun_at), default=0)
+        with state.store.transaction():
+            state.store.update_slot(name, **columns)
+        was = row.degraded or row.hands_off or row.paused
+        click.echo(f"slot {name}: goes on" + (f" (it was held: {was})" if was else ""))
+
+
+def _restore_here(ctx: click.Context, state: State, name: str, timeout: float | None) -> None:
+    """No daemon runs: take its lock and work the slot until the best-known serves."""
+    from autotuner.daemon import Daemon
+
+    path, _ = open_settings(ctx)
+    click.echo("no daemon is running: restoring here", err=True)
+
+    async def work() -> bool:
+        daemon = Daemon(path)
+        try:
+            return await daemon.restore_now(name, timeout or NO_DAEMON_TIMEOUT_S)
+        finally:
+            daemon.close()
+
+    try:
+        done = asyncio.run(work())
+    except Locked:
+        # A daemon started in between, and will do it.
+        wait_until(lambda: not state.store.slot(name).restore_wanted, lambda: "the daemon restores", timeout)
+        return
+    if not done and not state.store.slot(name).degraded:
+        raise TimedOut("the best-known server does not serve yet; look at its log, or run this again")
+
+
+def _report(state: State, name: str) -> None:
+    row = state.store.slot(name)
+    if row.degraded:
+        raise Degraded(f"slot {name} is degraded: {row.degraded}; read: autotuner journal tail")
+    best = state.store.ladder(name)[0][1]
+    url = state.settings.slots[name].place.url
+    held = "; the queue is held: autotuner resume" if row.paused else ""
+    click.echo(f"{best} serves at {url}{held}")
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown user"

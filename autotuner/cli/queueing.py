@@ -1,0 +1,292 @@
+"""`enqueue` and `queue`: put candidates in, list, move and cancel what waits."""
+
+import asyncio
+import glob
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import click
+
+from autotuner.cli.common import (
+    State,
+    describe_slot,
+    json_option,
+    open_state,
+    print_json,
+    slot_option,
+    table,
+    wait_until,
+)
+from autotuner.core.candidate import Candidate, parse_candidates
+from autotuner.core.report import duration
+from autotuner.core.state import TrialState
+from autotuner.edge import clock
+from autotuner.edge.host_local import LocalHost
+from autotuner.errors import AutotunerError, InvalidInput, NotFound, Refused
+from autotuner.outcome import planned_s
+from autotuner.preflight import Preflight
+from autotuner.settings import read_source
+
+INVALID, REFUSED = InvalidInput.exit_code, Refused.exit_code
+
+
+@dataclass
+class _Item:
+    """One candidate of one file, and what became of it."""
+
+    file: str
+    name: str = ""
+    candidate: str = ""
+    slot: str = ""
+    status: str = ""
+    trial: int | None = None
+    takes_s: float | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True)
+@click.option("--priority", default=0, show_default=True, help="Higher goes first.")
+@click.option("--dry-run", is_flag=True, help="Say what would be queued, and queue nothing.")
+@click.option("--again", is_flag=True, help="Queue candidates that were tried before under the same benchmark.")
+@click.option("--no-preflight", is_flag=True, help="Do not check flags against the installed program; let it say so itself.")
+@click.option("--wait", is_flag=True, help="Wait until all of them are concluded, with a live line.")
+@click.option("--timeout", type=float, metavar="S", help="With --wait: give up waiting after so many seconds.")
+@slot_option
+@json_option
+@click.pass_context
+def enqueue(
+    ctx: click.Context,
+    files: tuple[str, ...],
+    priority: int,
+    dry_run: bool,
+    again: bool,
+    no_preflight: bool,
+    wait: bool,
+    timeout: float | None,
+    slot: str | None,
+    as_json: bool,
+) -> None:
+    """Put candidate FILES into the queue.
+
+    Good files are queued even if others are broken; the exit code is then 3 (a file is wrong) or 4 (refused: a flag the
+    program does not have, a candidate already tried). The same candidate twice is one trial.
+
+    \b
+    Examples:
+      autotuner enqueue config.toml
+      autotuner enqueue 'sweeps/*.toml' --priority 5
+      autotuner enqueue config.toml --dry-run
+      autotuner enqueue config.toml --wait && autotuner why
+    """
+    state = open_state(ctx)
+    items = _read_files(state, files, slot)
+    if not no_preflight:
+        asyncio.run(_preflight(state, items))
+    ready = [(item, c, text) for item, c, text in items if not item.status and c is not None]
+    with state.store.transaction():
+        for item, candidate, text in ready:
+            _put(state, item, candidate, text, priority=priority, again=again, dry_run=dry_run)
+    shown = [item for item, _, _ in items]
+    if as_json and not wait:
+        print_json([asdict(item) for item in shown])
+    elif not as_json:
+        _print(state, shown)
+    if wait and not dry_run:
+        _wait(state, shown, timeout, quiet=as_json)
+        if as_json:
+            print_json([asdict(item) for item in shown])
+    ctx.exit(_exit_code(shown))
+
+
+@click.group(invoke_without_command=True)
+@slot_option
+@json_option
+@click.pass_context
+def queue(ctx: click.Context, slot: str | None, as_json: bool) -> None:
+    """List what waits; or move and cancel it.
+
+    \b
+    Examples:
+      autotuner queue
+      autotuner queue move 12 --first
+      autotuner queue cancel 12
+    """
+    if ctx.invoked_subcommand is None:
+        _list(ctx, slot, as_json)
+
+
+@queue.command("list")
+@slot_option
+@json_option
+@click.pass_context
+def list_(ctx: click.Context, slot: str | None, as_json: bool) -> None:
+    """List what waits, next first."""
+    _list(ctx, slot, as_json)
+
+
+@queue.command()
+@click.argument("trial")
+@click.option("--first", is_flag=True, help="Make it the next one.")
+@click.option("--priority", type=int, help="Give it another priority; higher goes first.")
+@click.pass_context
+def move(ctx: click.Context, trial: str, first: bool, priority: int | None) -> None:
+    """Move a waiting TRIAL (its number or its candidate's name)."""
+    state = open_state(ctx)
+    found = state.find_trial(trial)
+    if found.state is not TrialState.QUEUED:
+        raise Refused(f"trial {found.id} ({found.name}) is {found.state}; only what waits can be moved")
+    if not first and priority is None:
+        raise click.UsageError("say where to: --first or --priority N")
+    with state.store.transaction():
+        if priority is not None:
+            state.store.update_trial(found.id, priority=priority)
+        if first:
+            state.store.put_first(found.id)
+    click.echo(f"moved trial {found.id} ({found.name})")
+
+
+@queue.command()
+@click.argument("trials", nargs=-1, required=True)
+@click.pass_context
+def cancel(ctx: click.Context, trials: tuple[str, ...]) -> None:
+    """Cancel waiting TRIALS (numbers or candidates' names). The one in hand is ended by `restore-best` or `pause --now`."""
+    state = open_state(ctx)
+    for what in trials:
+        found = state.find_trial(what)
+        if found.state is TrialState.RUNNING:
+            raise Refused(f"trial {found.id} ({found.name}) is in hand; end it with: autotuner restore-best")
+        if found.state is not TrialState.QUEUED:
+            raise Refused(f"trial {found.id} ({found.name}) is {found.state} already")
+        with state.store.transaction():
+            state.store.move_trial(found.id, TrialState.CANCELLED, ended_at=clock.utc_label())
+        click.echo(f"cancelled trial {found.id} ({found.name})")
+
+
+def _read_files(state: State, files: tuple[str, ...], slot: str | None) -> list[tuple[_Item, Candidate | None, str]]:
+    """Each candidate of each file with its text; broken files become items that say what is wrong."""
+    found: list[tuple[_Item, Candidate | None, str]] = []
+    for name in _expand(files):
+        try:
+            source = read_source(Path(name))
+            for candidate in parse_candidates(source):
+                item = _Item(name, candidate.name, candidate.id)
+                try:
+                    item.slot = _slot_for(state, candidate, slot)
+                    state.settings.benchmark_name(item.slot, candidate.benchmark)
+                except AutotunerError as error:
+                    item.status, item.problems = "refused", [str(error)]
+                found.append((item, candidate, source.text))
+        except InvalidInput as error:
+            found.append((_Item(name, status="invalid", problems=[str(p) for p in error.problems]), None, ""))
+    return found
+
+
+def _expand(files: tuple[str, ...]) -> list[str]:
+    expanded: list[str] = []
+    for pattern in files:
+        matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]  # noqa: PTH207 - patterns as typed
+        expanded += matches or [pattern]
+    return list(dict.fromkeys(expanded))
+
+
+def _slot_for(state: State, candidate: Candidate, wanted: str | None) -> str:
+    if wanted is None and candidate.slots:
+        known = [name for name in candidate.slots if name in state.settings.slots]
+        if not known:
+            raise NotFound(f"no slot is called {' or '.join(candidate.slots)}; known: {', '.join(state.settings.slots)}")
+        return known[0]
+    return state.slot(wanted)
+
+
+async def _preflight(state: State, items: list[tuple[_Item, Candidate | None, str]]) -> None:
+    preflight = Preflight(LocalHost(state.settings.launches))
+    for item, candidate, _ in items:
+        if candidate is None or item.status:
+            continue
+        problems = await preflight.problems(candidate)
+        if problems:
+            item.status, item.problems = "refused", list(problems)
+
+
+def _put(
+    state: State, item: _Item, candidate: Candidate, text: str, *, priority: int, again: bool, dry_run: bool
+) -> None:
+    name = state.settings.benchmark_name(item.slot, candidate.benchmark)
+    benchmark = state.settings.benchmarks[name]
+    item.takes_s = planned_s(benchmark, state.store.usual_ready_s(candidate.id))
+    earlier = state.store.same_trials(item.slot, candidate.id, benchmark.hash)
+    waiting = [t for t in earlier if t.state in {TrialState.QUEUED, TrialState.RUNNING}]
+    if waiting:
+        item.status, item.trial = "already queued", waiting[0].id
+    elif earlier and not again:
+        done = earlier[0]
+        item.status, item.trial = "refused", done.id
+        item.problems = [
+            f"tried before under the same benchmark: trial {done.id}, verdict {done.verdict} on {done.ended_at}; "
+            "queue it again with --again"
+        ]
+    elif dry_run:
+        item.status = "would be queued"
+    else:
+        state.store.put_candidate(candidate, text, item.file)
+        item.trial = state.store.add_trial(item.slot, candidate, (name, benchmark), clock.utc_label(), priority=priority)
+        item.status = "queued"
+
+
+def _print(state: State, items: list[_Item]) -> None:
+    for item in items:
+        what = f"{item.name} " if item.name else ""
+        number = f" as trial {item.trial}" if item.trial and item.status != "refused" else ""
+        takes = f", about {duration(item.takes_s)}" if item.takes_s and item.status in {"queued", "would be queued"} else ""
+        bad = item.status in {"invalid", "refused"}
+        where = f" on slot {item.slot}" if item.slot and not bad else ""
+        click.echo(f"{item.file}: {what}{item.status}{number}{where}{takes}", err=bad)
+        for problem in item.problems:
+            click.echo(f"  {problem}", err=True)
+    good = [item for item in items if item.status in {"queued", "would be queued"}]
+    if len(good) > 1:
+        click.echo(f"{len(good)} candidates, about {duration(sum(item.takes_s or 0 for item in good))} in all")
+    if good and state.daemon_pid is None:
+        click.echo("no daemon is running; it will find them when it starts: autotuner daemon")
+
+
+def _exit_code(items: list[_Item]) -> int:
+    states = {item.status for item in items}
+    return INVALID if "invalid" in states else REFUSED if "refused" in states else 0
+
+
+def _wait(state: State, items: list[_Item], timeout: float | None, *, quiet: bool) -> None:
+    wanted = [item for item in items if item.trial is not None and item.status in {"queued", "already queued"}]
+    if not wanted:
+        return
+    if state.daemon_pid is None:
+        raise Refused("nothing works the queue: no daemon is running; start it with: autotuner daemon")
+
+    def done() -> bool:
+        return all(
+            state.store.trial(item.trial or 0).state in {TrialState.DONE, TrialState.CANCELLED} for item in wanted
+        )
+
+    wait_until(
+        done, lambda: describe_slot(state.status(), wanted[0].slot, clock.monotonic_s()), timeout, quiet=quiet
+    )
+    for item in wanted:
+        trial = state.store.trial(item.trial or 0)
+        item.status = str(trial.verdict or trial.state)
+        if not quiet:
+            click.echo(f"{trial.name}: {item.status}: {'; '.join(trial.reasons)}")
+
+
+def _list(ctx: click.Context, slot: str | None, as_json: bool) -> None:
+    state = open_state(ctx)
+    waiting = [trial for name in state.slots(slot) for trial in state.store.queue(name)]
+    if as_json:
+        keys = ("id", "slot", "name", "candidate_id", "benchmark", "priority", "enqueued_at", "interruptions")
+        print_json([{key: getattr(trial, key) for key in keys} for trial in waiting])
+        return
+    if not waiting:
+        click.echo("nothing waits")
+        return
+    rows = [(str(t.id), t.slot, t.name, t.benchmark, str(t.priority), t.enqueued_at) for t in waiting]
+    click.echo(table(rows, ("trial", "slot", "candidate", "benchmark", "priority", "enqueued")))

@@ -1,0 +1,196 @@
+"""`show`, `compare`, `why`: read what was measured and why it was decided so."""
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from autotuner.cli.common import State, json_option, open_state, print_json, slot_option, table
+from autotuner.core.report import duration, plus_minus, rate
+from autotuner.edge.store import LaunchRow, Trial
+from autotuner.errors import NotFound
+
+
+@click.command()
+@click.argument("trial")
+@click.option("--log", "show_log", is_flag=True, help="Print the server's log of its last launch.")
+@click.option("--evidence", is_flag=True, help="With --json: everything the verdict rests on, raw.")
+@json_option
+@click.pass_context
+def show(ctx: click.Context, trial: str, show_log: bool, evidence: bool, as_json: bool) -> None:
+    """Show everything about one TRIAL: its number, or a candidate's name or id.
+
+    \b
+    Examples:
+      autotuner show 12
+      autotuner show eagle3-aq-medai --log | less
+      autotuner show 12 --json --evidence > evidence.json
+    """
+    state = open_state(ctx)
+    found = state.find_trial(trial)
+    launches = state.store.launches(found.slot, found.id)
+    if show_log:
+        _print_log(state, launches)
+        return
+    if as_json:
+        print_json(_trial_json(state, found, launches, evidence=evidence))
+        return
+    _print_trial(state, found, launches)
+
+
+@click.command()
+@click.argument("trials", nargs=-1)
+@slot_option
+@json_option
+@click.pass_context
+def compare(ctx: click.Context, trials: tuple[str, ...], slot: str | None, as_json: bool) -> None:
+    """Set the measurements of TRIALS (numbers or names) side by side; without any, the best-known and all others.
+
+    \b
+    Examples:
+      autotuner compare
+      autotuner compare sglang-base eagle3-aq-medai
+    """
+    state = open_state(ctx)
+    found = [state.find_trial(what) for what in trials] if trials else _measured(state, slot)
+    if not found:
+        raise NotFound("nothing has been measured yet")
+    data = [
+        {
+            "trial": t.id,
+            "name": t.name,
+            "levels": {
+                r.concurrency: {
+                    "output_tok_s": r.figures.output_tok_s,
+                    "low": r.figures.output_tok_s_low,
+                    "high": r.figures.output_tok_s_high,
+                    "ttft_ms": r.figures.ttft_ms,
+                    "tpot_ms": r.figures.tpot_ms,
+                    "void": r.figures.void,
+                }
+                for r in state.store.results(t.id)
+            },
+        }
+        for t in found
+    ]
+    if as_json:
+        print_json(data)
+        return
+    levels = sorted({level for row in data for level in row["levels"]})
+    rows = []
+    for row in data:
+        cells = [_cell(row["levels"].get(level), data[0]["levels"].get(level)) for level in levels]
+        rows.append((str(row["trial"]), str(row["name"]), *cells))
+    click.echo(table(rows, ("trial", "candidate", *(f"C={level} output tok/s" for level in levels))))
+    click.echo(f"ratios are to {data[0]['name']}; ± is the 95 % interval within one launch")
+
+
+@click.command()
+@click.argument("candidate", required=False)
+@json_option
+@click.pass_context
+def why(ctx: click.Context, candidate: str | None, as_json: bool) -> None:
+    """Explain the last decision, or the last one about CANDIDATE (its name, id, or a trial's number).
+
+    \b
+    Examples:
+      autotuner why
+      autotuner why eagle3-aq-medai
+    """
+    state = open_state(ctx)
+    entries = state.store.entries_after(0)
+    if candidate is not None:
+        trial = state.find_trial(candidate)
+        entries = [e for e in entries if e.number == trial.entry] or [e for e in entries if trial.name in e.title]
+    if not entries:
+        what = f"about {candidate}" if candidate else "at all"
+        raise NotFound(f"nothing has been decided {what} yet; see: autotuner status")
+    last = entries[-1]
+    if as_json:
+        print_json(asdict(last))
+        return
+    click.echo(last.text.rsplit("<!--", 1)[0].rstrip())
+
+
+def _measured(state: State, slot: str | None) -> list[Trial]:
+    name = state.slot(slot)
+    ladder = state.store.ladder(name)
+    best = ladder[0][2] if ladder else None
+    measured = [t for t in state.store.trials(name) if state.store.results(t.id)]
+    return sorted(measured, key=lambda t: (t.id != best, t.id))
+
+
+def _cell(level: Any, base: Any) -> str:
+    if level is None:
+        return "-"
+    if level["void"]:
+        return "void"
+    half = (level["high"] - level["low"]) / 2
+    ratio = f" ({level['output_tok_s'] / base['output_tok_s']:.2f})" if base and base["output_tok_s"] else ""
+    return f"{rate(level['output_tok_s'])} ± {rate(half)}{ratio}"
+
+
+def _trial_json(state: State, trial: Trial, launches: list[LaunchRow], *, evidence: bool) -> dict[str, Any]:
+    results = state.store.results(trial.id)
+    source_name, source = state.store.candidate_source(trial.candidate_id)
+    data: dict[str, Any] = {
+        "trial": {k: v for k, v in asdict(trial).items() if k not in {"ended", "benchmark_body"}},
+        "ended_by": trial.ended.model_dump() if trial.ended else None,
+        "candidate": state.store.candidate(trial.candidate_id).model_dump(mode="json"),
+        "source": {"file": source_name, "text": source},
+        "launches": [asdict(row) for row in launches],
+        "results": [r.model_dump(mode="json") for r in results],
+    }
+    if evidence:
+        data["evidence"] = {r.concurrency: state.store.evidence(trial.id, r.concurrency) for r in results}
+    return data
+
+
+def _print_trial(state: State, trial: Trial, launches: list[LaunchRow]) -> None:
+    click.echo(f"trial {trial.id}: {trial.name} on slot {trial.slot}, {trial.state}" + (f", {trial.verdict}" if trial.verdict else ""))
+    if trial.hypothesis:
+        click.echo(f"  hypothesis: {trial.hypothesis}")
+    click.echo(f"  candidate:  {trial.candidate_id}; benchmark {trial.benchmark} ({trial.benchmark_hash[:8]})")
+    for reason in trial.reasons:
+        click.echo(f"  reason:     {reason}")
+    if trial.score:
+        click.echo(f"  score:      {plus_minus(trial.score, 3)} of the best-known's")
+    for row in launches:
+        ready = f"ready after {duration(row.ready_s)}" if row.ready_s is not None else "never ready"
+        why = f", {row.diagnosis.cause}: {row.diagnosis.sentence}" if row.diagnosis else ""
+        click.echo(f"  launch:     {row.id} at {row.intended_at}, {ready}{why}")
+    rows = []
+    for r in state.store.results(trial.id):
+        f, spec = r.figures, r.speculation
+        rows.append(
+            (
+                str(r.concurrency),
+                f"{r.running:.0f}" if r.running else "-",
+                plus_minus(spec.accept_len) if spec else "-",
+                f"{spec.needed:.2f}" if spec and spec.needed else "-",
+                f"{rate(f.output_tok_s)} ± {rate((f.output_tok_s_high - f.output_tok_s_low) / 2)}",
+                f"{f.ttft_ms.get('p50', 0):.0f}/{f.ttft_ms.get('p99', 0):.0f}",
+                f"{f.tpot_ms.get('p50', 0):.1f}",
+                f"{f.requests_ok}/{f.requests_failed}",
+                r.fired.rule if r.fired else (f.void and "void") or "",
+            )
+        )
+    if rows:
+        header = ("level", "running", "accept len", "needed", "output tok/s", "TTFT p50/p99 ms", "TPOT ms", "ok/failed", "ended by")
+        click.echo("")
+        click.echo(table(rows, header))
+    if trial.entry:
+        click.echo(f"\njournal entry {trial.entry}: autotuner why {trial.id}")
+
+
+def _print_log(state: State, launches: list[LaunchRow]) -> None:
+    from autotuner.core.redact import plain, redact_text
+
+    if not launches:
+        raise NotFound("this trial was never launched")
+    path = state.settings.launches / launches[-1].id / "server.log"
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise NotFound(f"{path} cannot be read: {error.strerror}") from None
+    click.echo(plain(redact_text(text), len(text) + 1))

@@ -1,0 +1,168 @@
+"""`status`: what serves, what is tried, what waits."""
+
+from typing import Any
+
+import click
+
+from autotuner.cli.common import State, describe_slot, json_option, live_line, open_state, print_json, slot_option, table
+from autotuner.core.objective import pareto_front
+from autotuner.core.report import duration, rate
+from autotuner.core.state import LaunchState, TrialState
+from autotuner.edge import clock
+from autotuner.edge.store import Trial
+
+
+@click.command()
+@click.option("--all", "show_all", is_flag=True, help="Every trial, not the last ten alone.")
+@click.option("--follow", "-f", is_flag=True, help="Keep one live line until interrupted.")
+@slot_option
+@json_option
+@click.pass_context
+def status(ctx: click.Context, show_all: bool, follow: bool, slot: str | None, as_json: bool) -> None:
+    """Say what is serving, what is being tried, and what waits.
+
+    \b
+    Examples:
+      autotuner status
+      autotuner status --follow
+      autotuner status --json | jq .slots
+    """
+    state = open_state(ctx)
+    if follow:
+        _follow(state, state.slot(slot))
+        return
+    seen = {name: slot_status(state, name) for name in state.slots(slot)}
+    if as_json:
+        pid = state.daemon_pid
+        print_json({"daemon": {"running": pid is not None, "pid": pid, **_trouble(state)}, "slots": seen})
+        return
+    pid = state.daemon_pid
+    click.echo(f"daemon: running, pid {pid}" if pid is not None else "daemon: not running (autotuner daemon)")
+    if trouble := _trouble(state)["trouble"]:
+        click.echo(f"trouble: {trouble}")
+    for name, row in seen.items():
+        _print_slot(state, name, row, show_all=show_all)
+
+
+def slot_status(state: State, name: str) -> dict[str, Any]:
+    """Given a slot, return all that `status --json` says about it."""
+    store = state.store
+    row, ladder = store.slot(name), store.ladder(name)
+    live = state.status().get("slots", {}).get(name, {})
+    serving = next((r for r in store.open_launches(name) if r.state is LaunchState.SERVING), None)
+    trial = store.trial_in_hand(name)
+    return {
+        "endpoint": state.settings.slots[name].place.url,
+        "best_known": {"name": ladder[0][1], "candidate": ladder[0][0], "trial": ladder[0][2]} if ladder else None,
+        "serving": {
+            "name": serving.name,
+            "launch": serving.id,
+            "is_best_known": bool(ladder) and serving.candidate_id == ladder[0][0],
+            "verified": serving.id in live.get("verified", []),
+        }
+        if serving
+        else None,
+        "trial": {"id": trial.id, "name": trial.name} if trial else None,
+        "queue": [{"id": t.id, "name": t.name} for t in store.queue(name)],
+        "decision": live.get("sentence", ""),
+        "live": live.get("live", {}),
+        "paused": row.paused,
+        "hands_off": row.hands_off,
+        "degraded": row.degraded,
+        "blocked": row.blocked,
+        "restore_wanted": row.restore_wanted,
+        "objective": str(state.settings.objective_of(name)),
+        "trials": [trial_row(state, t) for t in store.trials(name) if t.state is TrialState.DONE],
+        "pareto_front": list(_pareto(state, name)),
+    }
+
+
+def trial_row(state: State, trial: Trial) -> dict[str, Any]:
+    """Given a concluded trial, return the row that tables show."""
+    return {
+        "id": trial.id,
+        "name": trial.name,
+        "verdict": str(trial.verdict),
+        "promoted": trial.promoted,
+        "is_baseline": trial.is_baseline,
+        "output_tok_s": {r.concurrency: round(r.figures.output_tok_s, 1) for r in state.store.results(trial.id)},
+        "accept_len": {
+            r.concurrency: round(r.speculation.accept_len.mean, 3)
+            for r in state.store.results(trial.id)
+            if r.speculation and r.speculation.accept_len
+        },
+        "reason": trial.reasons[0] if trial.reasons else "",
+        "rule": _rule(state, trial),
+        "took_s": round(trial.busy_s, 1),
+        "entry": trial.entry,
+    }
+
+
+def trials_table(state: State, trials: list[Trial]) -> str:
+    """Given concluded trials, return them as a table: what was tried, how fast, what came of it."""
+    rows = [trial_row(state, trial) for trial in trials]
+    levels = sorted({level for row in rows for level in row["output_tok_s"]})
+    header = ("trial", "candidate", *(f"C={level} tok/s" for level in levels), "accept len", "verdict", "took", "why")
+    body = []
+    for row in rows:
+        accept = "/".join(f"{value:.2f}" for value in row["accept_len"].values()) or "-"
+        verdict = row["verdict"] + (" (best-known)" if row["promoted"] else "")
+        figures = (rate(row["output_tok_s"].get(level)) for level in levels)
+        why = row["rule"] or ("promoted" if row["promoted"] else "measured to the end")
+        body.append((str(row["id"]), row["name"], *figures, accept, verdict, duration(row["took_s"]), why))
+    return table(body, header)
+
+
+def _rule(state: State, trial: Trial) -> str:
+    if trial.ended is not None:
+        return trial.ended.rule
+    return next((r.fired.rule for r in state.store.results(trial.id) if r.fired), "")
+
+
+def _print_slot(state: State, name: str, row: dict[str, Any], *, show_all: bool) -> None:
+    best, serving = row["best_known"], row["serving"]
+    click.echo(f"\nslot {name} at {row['endpoint']}")
+    click.echo(f"  best-known: {best['name'] if best else 'none yet'}")
+    if serving:
+        proof = "generated tokens" if serving["verified"] else "not verified since the daemon started"
+        kind = "the best-known" if serving["is_best_known"] else "a candidate"
+        click.echo(f"  serving:    {serving['name']} ({kind}, {proof})")
+    else:
+        click.echo("  serving:    nothing")
+    click.echo(f"  now:        {describe_slot(state.status(), name, clock.monotonic_s())}")
+    click.echo(f"  objective:  {row['objective']}")
+    for key in ("paused", "hands_off", "degraded", "blocked"):
+        if row[key]:
+            click.echo(f"  {key.replace('_', ' ')}: {row[key]}")
+    waiting = [t["name"] for t in row["queue"]]
+    click.echo(f"  queue:      {len(waiting)} waiting" + (f" ({', '.join(waiting[:5])}{', …' if len(waiting) > 5 else ''})" if waiting else ""))
+    done = [t for t in state.store.trials(name) if t.state is TrialState.DONE]
+    if done:
+        click.echo("")
+        click.echo(trials_table(state, done if show_all else done[-10:]))
+    if len(row["pareto_front"]) > 1:
+        click.echo(f"\nno single winner over all levels: {', '.join(row['pareto_front'])} are each best somewhere")
+
+
+def _pareto(state: State, name: str) -> tuple[str, ...]:
+    rates: dict[str, dict[int, float]] = {}
+    for trial in state.store.trials(name):
+        results = state.store.results(trial.id)
+        if trial.state is TrialState.DONE and results and str(trial.verdict) in {"pass", "fail", "inconclusive"}:
+            rates[trial.name] = {r.concurrency: r.figures.output_tok_s for r in results if not r.figures.void}
+    complete = max((len(levels) for levels in rates.values()), default=0)
+    return pareto_front({n: levels for n, levels in rates.items() if len(levels) == complete})
+
+
+def _trouble(state: State) -> dict[str, str]:
+    return {"trouble": str(state.status().get("trouble", ""))}
+
+
+def _follow(state: State, name: str) -> None:
+    with live_line() as show:
+        try:
+            while True:
+                show(describe_slot(state.status(), name, clock.monotonic_s()))
+                clock.pause(0.3)
+        except KeyboardInterrupt:
+            return

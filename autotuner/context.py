@@ -1,0 +1,118 @@
+"""What the actions of one slot share: its settings, store and host, and what this daemon knows of its servers."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from autotuner.core.candidate import Candidate
+from autotuner.core.policy import Policy
+from autotuner.core.redact import redact_argv
+from autotuner.core.shell import command_line
+from autotuner.core.starting import Pulse
+from autotuner.edge.host import Activity, Host
+from autotuner.edge.probes import Probe
+from autotuner.edge.store import Store
+from autotuner.engines import engine_for
+from autotuner.engines.base import Effective, Engine, LogFact
+from autotuner.engines.logtext import LineSplitter
+from autotuner.settings import Settings, Slot
+
+TAIL_LINES = 400  # kept of each log for a diagnosis; the whole log stays in the launch's folder
+
+
+@dataclass
+class Live:
+    """What is going on right now, for `status`; lost with the daemon, and nothing is decided on it."""
+
+    stage: str = ""
+    progress: str = ""
+    level: int | None = None
+    running: float | None = None
+    output_tok_s: float | None = None
+    accept_len: float | None = None
+    needed: float | None = None
+    since_s: float | None = None
+    usual_s: float | None = None
+
+
+@dataclass
+class LogReader:
+    """Reads a launch's log from where it stopped; keeps the last lines and what the server said it resolved."""
+
+    host: Host
+    launch_id: str
+    engine: Engine
+    offset: int = 0
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    running_cap: int | None = None
+    speculating: bool | None = None
+    _splitter: LineSplitter = field(default_factory=LineSplitter)
+
+    async def facts(self) -> tuple[LogFact, ...]:
+        """Return the facts of the lines that are new since the last call."""
+        found: list[LogFact] = []
+        while data := await self.host.read_log(self.launch_id, self.offset):
+            self.offset += len(data)
+            for line in self._splitter.feed(data):
+                found += self._read(line)
+        return tuple(found)
+
+    async def rest(self) -> tuple[str, ...]:
+        """Read to the end and return the last lines: the server has ended."""
+        await self.facts()
+        for line in self._splitter.flush():
+            self._read(line)
+        return tuple(self.tail)
+
+    def _read(self, line: str) -> tuple[LogFact, ...]:
+        self.tail.append(line)
+        facts = self.engine.read_line(line)
+        for fact in facts:
+            if isinstance(fact, Effective):
+                self.running_cap = fact.running_cap if fact.running_cap is not None else self.running_cap
+                self.speculating = fact.speculating if fact.speculating is not None else self.speculating
+        return facts
+
+
+@dataclass
+class SlotContext:
+    """One slot's world. `verified` holds launches that generated tokens for this very daemon."""
+
+    name: str
+    settings: Settings
+    policies: tuple[Policy, ...]
+    store: Store
+    host: Host
+    verified: set[str] = field(default_factory=set)
+    starting: set[str] = field(default_factory=set)
+    live: Live = field(default_factory=Live)
+    logs: dict[str, LogReader] = field(default_factory=dict)
+    announced: str = ""
+
+    @property
+    def slot(self) -> Slot:
+        """The slot's settings."""
+        return self.settings.slots[self.name]
+
+    def engine(self, candidate: Candidate) -> Engine:
+        """The reader of a candidate's engine."""
+        return engine_for(candidate.engine)
+
+    def log(self, launch_id: str, engine: Engine) -> LogReader:
+        """The reader of a launch's log; one a launch, so that no line is read twice."""
+        if launch_id not in self.logs:
+            self.logs[launch_id] = LogReader(self.host, launch_id, engine)
+        return self.logs[launch_id]
+
+    def probe(self, candidate: Candidate) -> Probe:
+        """A client for the slot's server."""
+        return Probe(self.slot.place, self.engine(candidate).endpoints(candidate))
+
+    def command(self, candidate: Candidate) -> str:
+        """The candidate's command line as a person would type it, secrets hidden."""
+        argv = self.engine(candidate).argv(candidate, self.slot.place)
+        return command_line(redact_argv(argv, self.store.secrets), dict(candidate.launch.env))
+
+
+def pulse(activity: Activity) -> Pulse:
+    """Given a launch's signs of life, return them as the core counts them."""
+    return Pulse(activity.read_bytes, activity.cpu_s, activity.rss_bytes, activity.log_bytes)

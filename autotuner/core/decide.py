@@ -1,0 +1,391 @@
+"""Decide the next action of a slot from what is recorded and what is observed: THE function of this product.
+
+Owns the promise that a slot never has two servers: no branch returns Launch unless the observation says that no server
+of ours lives and nobody else holds the port. Pure; the daemon calls it once a cycle, and start-up is just another cycle.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autotuner.core.state import LaunchState, Purpose
+
+RESTORE_FAILURES_MAX = 3  # launches of one best-known that failed within the window before the next older one is tried
+RESTORE_WINDOW_S = 900.0
+INTERRUPTIONS_MAX = 2  # a trial during which the daemon ended this often may be what ends it
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """One start of a server as the store knows it; not yet ended."""
+
+    id: str
+    candidate_id: str
+    name: str
+    purpose: Purpose
+    state: LaunchState
+    trial_id: int | None = None
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """The trial in hand or the next in the queue. `next_level` None and `concluded` False: nothing measured yet is left."""
+
+    id: int
+    candidate_id: str
+    name: str
+    interruptions: int = 0
+    next_level: int | None = None
+    concluded: str = ""
+
+
+@dataclass(frozen=True)
+class IncumbentRecord:
+    """A rung of the ladder: a candidate that was best-known, and how often restoring it failed lately."""
+
+    candidate_id: str
+    name: str
+    failures: int = 0
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the store says about one slot. Empty texts mean "no"; the others are the reason, for a person to read."""
+
+    slot: str
+    launches: tuple[LaunchRecord, ...] = ()
+    trial: TrialRecord | None = None
+    queued: TrialRecord | None = None
+    ladder: tuple[IncumbentRecord, ...] = ()
+    paused: str = ""
+    hands_off: str = ""
+    restore_wanted: str = ""
+    degraded: str = ""
+    no_new_trials: str = ""
+    interrupt_trial: str = ""
+    restore_always: bool = False
+    baseline_missing: bool = False
+
+
+@dataclass(frozen=True)
+class Doing:
+    """The long action that this daemon is carrying out now."""
+
+    what: str
+    trial_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What the world says about one slot, looked at just now. `living` and `verified` hold launch ids."""
+
+    living: frozenset[str] = frozenset()
+    verified: frozenset[str] = frozenset()
+    strangers: str = ""
+    doing: Doing | None = None
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Do nothing this cycle."""
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """Cancel the long action in progress."""
+
+
+@dataclass(frozen=True)
+class RecordEnd:
+    """Record that a launch has ended without being asked to."""
+
+    launch_id: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Stop a server and prove that it is stopped."""
+
+    launch_id: str
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Start a server: for a trial, or to restore."""
+
+    candidate_id: str
+    name: str
+    purpose: Purpose
+    trial_id: int | None = None
+
+
+@dataclass(frozen=True)
+class AwaitServing:
+    """Follow a start by its stages until the server generates tokens, fails or hangs."""
+
+    launch_id: str
+    trial_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Have a server that should be serving generate tokens."""
+
+    launch_id: str
+
+
+@dataclass(frozen=True)
+class RunLevel:
+    """Measure one level of a trial's benchmark."""
+
+    trial_id: int
+    launch_id: str
+    level: int
+
+
+@dataclass(frozen=True)
+class Conclude:
+    """Give the trial its verdict and write its entry."""
+
+    trial_id: int
+
+
+@dataclass(frozen=True)
+class Requeue:
+    """Put the trial in hand back to the head of the queue; what it measured is dropped."""
+
+    trial_id: int
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Conclude a trial as an error because the daemon ended too often during it."""
+
+    trial_id: int
+
+
+@dataclass(frozen=True)
+class BeginTrial:
+    """Take the next trial in hand."""
+
+    trial_id: int
+
+
+@dataclass(frozen=True)
+class QueueBaseline:
+    """Put a measurement of the best-known itself at the head of the queue: nothing can be compared without it."""
+
+    candidate_id: str
+
+
+@dataclass(frozen=True)
+class RestoreDone:
+    """Record that the restore which was asked for is complete (or that there is nothing to restore)."""
+
+    candidate_id: str | None
+
+
+@dataclass(frozen=True)
+class Degrade:
+    """Stop trying to restore and ask for a person."""
+
+
+Action = (
+    Wait
+    | Interrupt
+    | RecordEnd
+    | Stop
+    | Launch
+    | AwaitServing
+    | Verify
+    | RunLevel
+    | Conclude
+    | Requeue
+    | GiveUp
+    | BeginTrial
+    | QueueBaseline
+    | RestoreDone
+    | Degrade
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One action and one sentence that says why; the sentence goes to the log, the status line and the journal."""
+
+    action: Action
+    reason: str
+
+
+def decide(recorded: Recorded, observed: Observed) -> Decision:
+    """Given the durable record and a fresh observation of one slot, return the one next action and why."""
+    for situation in _SITUATIONS:
+        decision = situation(recorded, observed)
+        if decision is not None:
+            return decision
+    return Decision(Wait(), "nothing to do: the queue is empty and no best-known is recorded yet")
+
+
+def _in_progress(recorded: Recorded, observed: Observed) -> Decision | None:
+    doing = observed.doing
+    if doing is None:
+        return None
+    reason = _trial_must_yield(recorded)
+    if doing.trial_id is not None and reason:
+        return Decision(Interrupt(), f"{doing.what}: interrupted, {reason}")
+    return Decision(Wait(), doing.what)
+
+
+def _hands_off(recorded: Recorded, observed: Observed) -> Decision | None:
+    if recorded.hands_off and not recorded.restore_wanted:
+        return Decision(Wait(), f"hands off: {recorded.hands_off}")
+    return None
+
+
+def _ended(recorded: Recorded, observed: Observed) -> Decision | None:
+    gone = next((launch for launch in recorded.launches if launch.id not in observed.living), None)
+    if gone is None:
+        return None
+    return Decision(RecordEnd(gone.id), f"the server of {gone.name} has ended by itself")
+
+
+def _one_server(recorded: Recorded, observed: Observed) -> Decision | None:
+    """More than one can live only after a bug or a tampered store; the one least wanted goes first."""
+    living = _living(recorded, observed)
+    if len(living) < 2:
+        return None
+    wanted = recorded.trial.id if recorded.trial else None
+    extra = sorted(living, key=lambda launch: launch.trial_id == wanted and wanted is not None)[0]
+    return Decision(Stop(extra.id), f"the slot holds {len(living)} servers; {extra.name} is not the one wanted")
+
+
+def _trial_yields(recorded: Recorded, observed: Observed) -> Decision | None:
+    trial = recorded.trial
+    if trial is None:
+        return None
+    reason = _trial_must_yield(recorded)
+    if not reason or trial.concluded:
+        return None
+    if trial.interruptions >= INTERRUPTIONS_MAX:
+        return Decision(
+            GiveUp(trial.id),
+            f"the daemon ended {trial.interruptions + 1} times during the trial of {trial.name}, which may be the cause",
+        )
+    return Decision(Requeue(trial.id), f"{trial.name} goes back to the queue: {reason}")
+
+
+def _trial_in_hand(recorded: Recorded, observed: Observed) -> Decision | None:
+    trial = recorded.trial
+    if trial is None:
+        return None
+    if trial.concluded:
+        return Decision(Conclude(trial.id), trial.concluded)
+    mine = next((launch for launch in _living(recorded, observed) if launch.trial_id == trial.id), None)
+    if mine is None:
+        launch = Launch(trial.candidate_id, trial.name, Purpose.TRIAL, trial.id)
+        return _launch_into_free_slot(recorded, observed, launch, f"the trial of {trial.name} begins")
+    if mine.state is not LaunchState.SERVING:
+        return Decision(AwaitServing(mine.id, trial.id), f"waiting until {trial.name} serves")
+    if trial.next_level is not None:
+        action = RunLevel(trial.id, mine.id, trial.next_level)
+        return Decision(action, f"measuring {trial.name} at concurrency {trial.next_level}")
+    return Decision(Conclude(trial.id), f"{trial.name} was measured at every level")
+
+
+def _degraded(recorded: Recorded, observed: Observed) -> Decision | None:
+    if recorded.degraded and not recorded.restore_wanted:
+        return Decision(Wait(), f"degraded: {recorded.degraded}")
+    return None
+
+
+def _restore(recorded: Recorded, observed: Observed) -> Decision | None:
+    """The best-known must serve: asked for, at start-up, after each trial if so set, or because nothing else is to run."""
+    idle = recorded.queued is None or bool(recorded.no_new_trials or recorded.paused)
+    if not (recorded.restore_wanted or recorded.restore_always or idle):
+        return None
+    if not recorded.ladder:
+        if recorded.restore_wanted:
+            return Decision(RestoreDone(None), "there is no best-known yet, so there is nothing to restore")
+        return None
+    target = next((rung for rung in recorded.ladder if rung.failures < RESTORE_FAILURES_MAX), None)
+    if target is None:
+        return Decision(
+            Degrade(),
+            f"every best-known failed {RESTORE_FAILURES_MAX} times within {RESTORE_WINDOW_S / 60:.0f} min: "
+            + ", ".join(rung.name for rung in recorded.ladder),
+        )
+    return _towards(recorded, observed, target)
+
+
+def _towards(recorded: Recorded, observed: Observed, target: IncumbentRecord) -> Decision | None:
+    """The next step from whatever is there to the target serving; None once it serves and nobody asked for more."""
+    living = _living(recorded, observed)
+    mine = next((launch for launch in living if launch.candidate_id == target.candidate_id), None)
+    why = recorded.restore_wanted or "nothing else is to run"
+    if mine is None:
+        launch = Launch(target.candidate_id, target.name, Purpose.RESTORE)
+        return _launch_into_free_slot(recorded, observed, launch, f"restoring the best-known, {target.name}: {why}")
+    if mine.state is not LaunchState.SERVING:
+        return Decision(AwaitServing(mine.id), f"waiting until the best-known, {target.name}, serves again")
+    if mine.id not in observed.verified:
+        return Decision(Verify(mine.id), f"checking that the best-known, {target.name}, generates tokens")
+    if recorded.restore_wanted:
+        return Decision(RestoreDone(target.candidate_id), f"the best-known, {target.name}, serves: {why}")
+    if recorded.queued is not None and not (recorded.no_new_trials or recorded.paused):
+        return None
+    return Decision(Wait(), f"serving the best-known, {target.name}; {_why_idle(recorded)}")
+
+
+def _next_trial(recorded: Recorded, observed: Observed) -> Decision | None:
+    queued = recorded.queued
+    if queued is None:
+        return None
+    hold = recorded.no_new_trials or (f"paused: {recorded.paused}" if recorded.paused else "")
+    if hold:
+        return Decision(Wait(), f"nothing new is started: {hold}")
+    if recorded.baseline_missing and recorded.ladder and queued.candidate_id != recorded.ladder[0].candidate_id:
+        best = recorded.ladder[0]
+        return Decision(
+            QueueBaseline(best.candidate_id), f"the best-known, {best.name}, has no measurement under this benchmark yet"
+        )
+    return Decision(BeginTrial(queued.id), f"{queued.name} is next in the queue")
+
+
+_SITUATIONS: tuple[Callable[[Recorded, Observed], Decision | None], ...] = (
+    _in_progress,
+    _hands_off,
+    _ended,
+    _one_server,
+    _trial_yields,
+    _trial_in_hand,
+    _degraded,
+    _restore,
+    _next_trial,
+)
+
+
+
+
+def _launch_into_free_slot(recorded: Recorded, observed: Observed, launch: Launch, reason: str) -> Decision:
+    """Launch only into an empty slot: first stop what is ours, and wait for what is not."""
+    living = _living(recorded, observed)
+    if living:
+        return Decision(Stop(living[0].id), f"{living[0].name} makes room: {reason}")
+    if observed.strangers:
+        return Decision(Wait(), f"cannot launch {launch.name}: {observed.strangers}")
+    return Decision(launch, reason)
+
+
+def _living(recorded: Recorded, observed: Observed) -> list[LaunchRecord]:
+    return [launch for launch in recorded.launches if launch.id in observed.living]
+
+
+def _trial_must_yield(recorded: Recorded) -> str:
+    return recorded.restore_wanted or recorded.interrupt_trial
+
+
+def _why_idle(recorded: Recorded) -> str:
+    if recorded.paused:
+        return f"paused: {recorded.paused}"
+    if recorded.queued is not None:
+        return recorded.no_new_trials
+    return "the queue is empty"

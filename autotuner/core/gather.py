@@ -1,0 +1,126 @@
+"""Gathers what is read while a level runs, and says at any moment what it amounts to. Pure but for its own lists.
+
+Three sources are joined: the client's progress, the server's log, and deltas of its counters. Where counters give the
+verify steps they are exact and win; otherwise the log's own decode lines do.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from autotuner.bench.measurement import Figures, Progress, interim_figures
+from autotuner.core.facts import LevelSoFar
+from autotuner.core.speculation import assess, decode_rate, steady_windows
+from autotuner.core.verdict import LevelResult
+from autotuner.engines.base import Counters, LogFact, Prefill, Speculation, Window, window_between
+
+
+@dataclass(frozen=True)
+class LevelPlan:
+    """What is known before a level begins. `baseline_steps_s` maps running requests to a plain server's step time."""
+
+    concurrency: int
+    decides: bool
+    cap: int | None
+    speculation: Speculation | None
+    baseline_steps_s: dict[float, float]
+    best: Figures | None
+    launch_noise: float
+
+
+@dataclass
+class Gather:
+    """The evidence of one level in progress."""
+
+    plan: LevelPlan
+    progress: list[Progress] = field(default_factory=list)
+    log_windows: list[Window] = field(default_factory=list)
+    metric_windows: list[Window] = field(default_factory=list)
+    _scrape: tuple[float, Counters] | None = None
+    _events_at_scrape: int = 0
+    _prefill_ranks: set[str] = field(default_factory=set)
+
+    @property
+    def steady(self) -> bool:
+        """Whether the warm-up is over."""
+        return bool(self.progress) and self.progress[-1].phase == "steady"
+
+    def add_progress(self, progress: Progress) -> None:
+        """Take in one line of the worker."""
+        self.progress.append(progress)
+
+    def add_log(self, facts: tuple[LogFact, ...]) -> None:
+        """Take in the facts of new log lines; a prefill taints the decode window that it falls into."""
+        for fact in facts:
+            if isinstance(fact, Prefill):
+                self._prefill_ranks.add(fact.rank)
+            elif isinstance(fact, Window):
+                tainted = fact.rank in self._prefill_ranks
+                self._prefill_ranks.discard(fact.rank)
+                if self.steady:
+                    self.log_windows.append(replace(fact, prefill=fact.prefill or tainted))
+
+    def add_scrape(self, at_s: float, counters: Counters) -> None:
+        """Take in one scrape of the metrics; two of them bound a window."""
+        events = sum(p.events for p in self.progress)
+        if self.steady and self._scrape is not None and at_s > self._scrape[0]:
+            seconds = at_s - self._scrape[0]
+            per_event = self.progress[-1].tokens_per_event
+            rate = (events - self._events_at_scrape) * per_event / seconds
+            self.metric_windows.append(window_between(self._scrape[1], counters, seconds, rate))
+        self._scrape, self._events_at_scrape = (at_s, counters), events
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """The windows to judge by: one source, never both, so that nothing counts twice."""
+        counted = any(w.drafts for w in self.metric_windows)
+        stated = any(w.running is not None and w.gen_tok_s is not None for w in self.log_windows)
+        return tuple(self.log_windows if stated and not counted else self.metric_windows)
+
+    def so_far(self, figures: Figures | None = None) -> LevelSoFar:
+        """Return what policies look at; with the level's own figures once it is over, else with interim ones."""
+        plan, windows = self.plan, self.windows
+        shown = figures or interim_figures(plan.concurrency, self.progress)
+        spec = assess(windows, plan.concurrency, plan.cap, plan.speculation, plan.baseline_steps_s) if plan.speculation else None
+        return LevelSoFar(
+            figures=shown,
+            load_s=self.progress[-1].at_s if self.progress else 0.0,
+            decides=plan.decides,
+            running=self._decode(windows)[0],
+            speculates=plan.speculation is not None,
+            speculation=spec,
+            accept_ratio=_accept_ratio(windows),
+            best=plan.best,
+            launch_noise=plan.launch_noise,
+        )
+
+    def result(self, figures: Figures) -> LevelResult:
+        """Given the level's final figures, return its result, not yet judged."""
+        running, tok_s = self._decode(self.windows)
+        spec = self.so_far(figures).speculation
+        return LevelResult(
+            concurrency=self.plan.concurrency, figures=figures, running=running, decode_tok_s=tok_s, speculation=spec
+        )
+
+    def _decode(self, windows: tuple[Window, ...]) -> tuple[float | None, float | None]:
+        return decode_rate(steady_windows(windows, self.plan.concurrency, self.plan.cap)) or (None, None)
+
+
+def baseline_steps(baseline: dict[int, LevelResult]) -> dict[float, float]:
+    """Given the best-known's results by level, return its plain step times by running requests.
+
+    Empty where the best-known itself speculates: its steps are no plain steps.
+    """
+    found = {}
+    for result in baseline.values():
+        if result.speculation is not None or result.figures.void:
+            continue
+        step = result.step_s
+        if step is not None and result.running is not None:
+            found[result.running] = step
+        elif result.figures.output_tok_s > 0:
+            found[float(result.concurrency)] = result.concurrency / result.figures.output_tok_s
+    return found
+
+
+def _accept_ratio(windows: tuple[Window, ...]) -> float | None:
+    drafted = sum(w.drafted or 0 for w in windows)
+    return sum(w.accepted or 0 for w in windows) / drafted if drafted else None

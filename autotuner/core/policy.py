@@ -1,0 +1,346 @@
+"""policies/*.toml -> rules; and the evaluation of a rule over named facts, with the numbers it used.
+
+A condition is a CEL expression over the facts of the table below. A missing fact never fires a rule. Numbers in
+conditions are read as decimals, so that `level.elapsed_s > 3` needs no `3.0`. The shipped rules have no privileges.
+"""
+
+import hashlib
+import re
+import string
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from autotuner.core.source import Source, line_of, lines_of, nearest, problem_at, validate
+from autotuner.core.state import Verdict
+from autotuner.errors import InvalidInput, Problem
+
+Value = float | bool | str
+Facts = dict[str, Value]
+When = Literal["start", "window", "level", "next", "trial"]
+RuleAction = Literal["abandon", "skip-level", "void", "extend", "quarantine", "propose", "pause"]
+
+
+@dataclass(frozen=True)
+class FactDefinition:
+    """A fact that conditions may use: its type, unit, meaning, and when it is absent."""
+
+    name: str
+    kind: type[float] | type[bool] | type[str]
+    unit: str
+    meaning: str
+    absent: str = "never, where the rule is looked at"
+
+
+FACTS: tuple[FactDefinition, ...] = (
+    FactDefinition("server.alive", bool, "", "the server's process lives"),
+    FactDefinition("server.exit_code", float, "", "its exit code, negative for a signal", "while it lives"),
+    FactDefinition("server.cause", str, "", "why it ended, a word of the closed list", "while it lives"),
+    FactDefinition("server.sentence", str, "", "the same in one sentence", "while it lives"),
+    FactDefinition("start.stage", str, "", "the stage the start has reached", "once it serves"),
+    FactDefinition("start.elapsed_s", float, "s", "time since the launch", "once it serves"),
+    FactDefinition("start.limit_s", float, "s", "the longest this start may take", "once it serves"),
+    FactDefinition("start.silent_s", float, "s", "time without any sign of progress", "once it serves"),
+    FactDefinition("start.silence_limit_s", float, "s", "the longest silence allowed in this stage", "once it serves"),
+    FactDefinition("trial.elapsed_s", float, "s", "time since the trial was taken in hand"),
+    FactDefinition("trial.levels_done", float, "", "levels of the benchmark that are measured"),
+    FactDefinition("level.concurrency", float, "requests", "requests kept in flight", "outside a level"),
+    FactDefinition("level.elapsed_s", float, "s", "steady time measured so far in this level", "outside a level"),
+    FactDefinition("level.load_s", float, "s", "time since this level's load began", "outside a level"),
+    FactDefinition("level.decides", bool, "", "this level's figure weighs in the objective", "outside a level"),
+    FactDefinition("level.running", float, "requests", "requests that run, median", "server does not tell"),
+    FactDefinition("level.requests_ok", float, "requests", "requests answered in this level", "outside a level"),
+    FactDefinition("level.requests_failed", float, "requests", "requests that failed", "outside a level"),
+    FactDefinition("level.failed_ratio", float, "", "failed / finished requests", "before the first one finished"),
+    FactDefinition("level.output_tok_s", float, "tok/s", "output rate over the steady part", "before it began"),
+    FactDefinition("level.output_tok_s_high", float, "tok/s", "its upper 95 % bound", "before it began"),
+    FactDefinition("level.client_limited", bool, "", "the benchmark client was the limit", "before the level's end"),
+    FactDefinition("candidate.engine", str, "", "sglang, vllm, llamacpp or command", "outside a level"),
+    FactDefinition("best.measured", bool, "", "the best-known was measured at this level", "outside a level"),
+    FactDefinition("best.output_tok_s", float, "tok/s", "the best-known's rate at this level", "not measured"),
+    FactDefinition("best.ratio", float, "", "this candidate's rate / the best-known's", "either is not measured"),
+    FactDefinition("best.ratio_high", float, "", "its upper 95 % bound, launch noise included", "as best.ratio"),
+    FactDefinition("spec.on", bool, "", "the candidate speculates", "outside a level"),
+    FactDefinition("spec.accept_len", float, "tokens", "tokens a verify step, bonus included", "not reported yet"),
+    FactDefinition("spec.accept_len_low", float, "tokens", "its lower 95 % bound", "as spec.accept_len"),
+    FactDefinition("spec.accept_len_high", float, "tokens", "its upper 95 % bound", "as spec.accept_len"),
+    FactDefinition("spec.needed", float, "tokens", "break-even accept length", "no baseline at this level"),
+    FactDefinition("spec.ceiling", float, "tokens", "longest accept length possible", "depth not fixed"),
+    FactDefinition("spec.accept_ratio", float, "", "accepted / drafted tokens", "not reported"),
+    FactDefinition("spec.verify_steps", float, "", "verify steps counted (one request, one step)", "outside a level"),
+    FactDefinition("spec.windows", float, "", "steady windows counted", "outside a level"),
+    FactDefinition("spec.capped", bool, "", "fewer run than the level offers, while some wait", "not known"),
+    FactDefinition("budget.gpu_hours_left", float, "h", "left of the campaign's GPU hours", "no such budget"),
+    FactDefinition("budget.trials_left", float, "", "left of the campaign's trials", "no such budget"),
+    FactDefinition("budget.deadline_s", float, "s", "until the campaign's deadline", "no such budget"),
+)
+FACT_BY_NAME = {fact.name: fact for fact in FACTS}
+
+
+class Rule(BaseModel):
+    """One stop rule: when it is looked at, its condition, for how many looks in a row, what it does, what it says.
+
+    `on` is the moment: `start` while a server comes up, `window` while a level runs, `level` at a level's end, `next`
+    before a trial is begun, `trial` while one is in hand.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")
+    on: When
+    when: str
+    looks: int = Field(default=1, ge=1, le=1000)
+    action: RuleAction
+    verdict: Verdict = Verdict.FAIL
+    sentence: str
+    advice: str = ""
+    set: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    dry_run: bool = False
+
+
+class PolicyFile(BaseModel):
+    """A file of rules."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    description: str
+    rule: tuple[Rule, ...]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A policy file that was read and checked; `sha256` is of its text and goes into each entry that names a rule."""
+
+    file: str
+    sha256: str
+    text: str
+    rules: tuple[Rule, ...]
+
+
+class Fired(BaseModel):
+    """A rule that fired: which, what it does, its words with the numbers filled in, and every fact it used."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rule: str
+    file: str
+    sha256: str
+    condition: str
+    action: RuleAction
+    verdict: Verdict
+    sentence: str
+    advice: str = ""
+    looks: int = 1
+    facts: dict[str, bool | float | str] = Field(default_factory=dict)
+    set: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    dry_run: bool = False
+
+
+def load_policy(source: Source) -> Policy:
+    """Given a policy file, return it checked: syntax, facts and types. Raise InvalidInput naming every problem."""
+    file = validate(PolicyFile, source)
+    problems: list[Problem] = []
+    names = [rule.name for rule in file.rule]
+    for index, rule in enumerate(file.rule):
+        if names.index(rule.name) != index:
+            problems.append(problem_at(source, ("rule", index, "name"), f"a second rule is called {rule.name}"))
+        problems += _condition_problems(source, index, rule)
+        problems += _sentence_problems(source, index, rule)
+    if problems:
+        raise InvalidInput(problems)
+    return Policy(source.name, hashlib.sha256(source.text.encode()).hexdigest(), source.text, file.rule)
+
+
+def policies_hash(policies: tuple[Policy, ...]) -> str:
+    """Given the policies in force, return 16 hex digits that change with any of their texts."""
+    text = "\n".join(f"{policy.file} {policy.sha256}" for policy in sorted(policies, key=lambda p: p.file))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def holds(rule: Rule, facts: Facts) -> bool:
+    """Given a rule and the facts known, tell whether its condition holds; false if it uses a fact that is missing."""
+    program, used = _compiled(rule.when)
+    if any(name not in facts for name in used):
+        return False
+    return bool(program.evaluate(_activation({name: facts[name] for name in used})))
+
+
+def used_facts(rule: Rule) -> tuple[str, ...]:
+    """Given a rule, return the names of the facts in its condition, sorted."""
+    return _compiled(rule.when)[1]
+
+
+class Watch:
+    """Looks at facts again and again, and counts for how many looks in a row each rule's condition has held.
+
+    The only state is those counts, so a replay over the same facts fires the same rules at the same look.
+    """
+
+    def __init__(self, policies: tuple[Policy, ...]) -> None:
+        self._rules = [(policy, rule) for policy in policies for rule in policy.rules]
+        self._held: dict[tuple[str, str], int] = {}
+
+    def look(self, on: When, facts: Facts) -> tuple[Fired, ...]:
+        """Given a moment and its facts, return the rules that fire now, in the order of the files and rules."""
+        fired = []
+        for policy, rule in self._rules:
+            if rule.on != on:
+                continue
+            key = (policy.file, rule.name)
+            self._held[key] = self._held.get(key, 0) + 1 if holds(rule, facts) else 0
+            if self._held[key] == rule.looks:
+                fired.append(_fired(policy, rule, facts))
+        return tuple(fired)
+
+
+def fill(sentence: str, facts: Facts) -> str:
+    """Given a sentence with `{fact}` or `{fact:.2f}` fields, return it filled in; an absent fact reads `unknown`."""
+    parts = []
+    for literal, name, form, _ in string.Formatter().parse(sentence):
+        parts.append(literal)
+        if name is not None:
+            value = facts.get(name)
+            parts.append("unknown" if value is None else format(value, form if isinstance(value, float) else ""))
+    return "".join(parts)
+
+
+def holding(policies: tuple[Policy, ...], on: When, facts: Facts) -> tuple[Fired, ...]:
+    """Given a moment and its facts, return the rules whose condition holds now, however long it has held."""
+    return tuple(
+        _fired(policy, rule, facts) for policy in policies for rule in policy.rules if rule.on == on and holds(rule, facts)
+    )
+
+
+def built_in(name: str, sentence: str, verdict: Verdict, advice: str = "") -> Fired:
+    """Given what happened where no rule named it, return it as if a rule had: a trial cannot go on either way."""
+    return Fired(
+        rule=name,
+        file="(built in)",
+        sha256="",
+        condition="",
+        action="abandon",
+        verdict=verdict,
+        sentence=sentence,
+        advice=advice,
+    )
+
+
+def _fired(policy: Policy, rule: Rule, facts: Facts) -> Fired:
+    fields = [name for _, name, _, _ in string.Formatter().parse(rule.sentence + rule.advice) if name]
+    shown = {name: facts[name] for name in (*used_facts(rule), *fields) if name in facts}
+    return Fired(
+        rule=rule.name,
+        file=policy.file,
+        sha256=policy.sha256,
+        condition=" ".join(rule.when.split()),
+        action=rule.action,
+        verdict=rule.verdict,
+        sentence=fill(rule.sentence, facts),
+        advice=fill(rule.advice, facts),
+        looks=rule.looks,
+        facts=shown,
+        set=dict(rule.set),
+        dry_run=rule.dry_run,
+    )
+
+
+def _condition_problems(source: Source, index: int, rule: Rule) -> list[Problem]:
+    """Syntax first, then the names of facts, then types: each by trying it, so the library is the judge."""
+    where = ("rule", index, "when")
+    try:
+        program, used = _compiled(rule.when)
+    except _ConditionError as error:
+        line = line_of(lines_of(source.text), where)
+        at = line + error.line - 1 if line is not None else None
+        return [Problem(source.name, f"not a CEL expression: {error}", at, f"rule[{index}].when")]
+    unknown = [name for name in used if name not in FACT_BY_NAME]
+    if unknown:
+        hint = nearest(unknown[0], list(FACT_BY_NAME)) or "list them: autotuner policies facts"
+        return [problem_at(source, where, f"there is no fact called {unknown[0]}", hint)]
+    # Both truth values, so that neither side of a short-circuited || or && escapes the check.
+    for truth in (True, False):
+        try:
+            result = program.evaluate(_activation({n: _example(FACT_BY_NAME[n], truth) for n in used}))
+        except Exception as error:  # noqa: BLE001 - the library raises several unrelated types for a type error
+            return [problem_at(source, where, f"types do not fit: {_short(error)}")]
+        if not _is_bool(result):
+            return [problem_at(source, where, "must be true or false, not a number or a text")]
+    return []
+
+
+def _sentence_problems(source: Source, index: int, rule: Rule) -> list[Problem]:
+    problems = []
+    for key, text in (("sentence", rule.sentence), ("advice", rule.advice)):
+        try:
+            names = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
+        except ValueError as error:
+            problems.append(problem_at(source, ("rule", index, key), f"a brace is out of place: {error}"))
+            continue
+        for name in names:
+            if name not in FACT_BY_NAME:
+                hint = nearest(name, list(FACT_BY_NAME))
+                problems.append(problem_at(source, ("rule", index, key), f"there is no fact called {name}", hint))
+    return problems
+
+
+class _ConditionError(ValueError):
+    def __init__(self, message: str, line: int) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+@lru_cache(maxsize=512)
+def _compiled(expression: str) -> tuple[Any, tuple[str, ...]]:
+    """Given a condition, return its program and the facts it names. The library is imported here: it takes 0.15 s."""
+    import celpy  # noqa: PLC0415
+    from celpy.celparser import CELParseError  # noqa: PLC0415
+
+    environment = celpy.Environment()
+    try:
+        tree = environment.compile(expression)
+    except CELParseError as error:
+        raise _ConditionError("cannot be read here: " + _short(error), error.line or 1) from None
+    for token in tree.scan_values(lambda token: token.type == "INT_LIT"):
+        token.type = "FLOAT_LIT"
+    names = set()
+    for node in tree.find_data("member_dot"):
+        root = next(iter(node.children[0].scan_values(lambda token: token.type == "IDENT")), None)
+        names.add(f"{root}.{node.children[1]}")
+    dotted_roots = {name.partition(".")[0] for name in names}
+    bare = {str(t) for node in tree.find_data("ident") for t in node.children if str(t) not in dotted_roots}
+    return environment.program(tree), tuple(sorted(names | bare))
+
+
+def _activation(facts: Facts) -> Any:
+    from celpy.celtypes import BoolType, DoubleType, MapType, StringType  # noqa: PLC0415
+
+    tables: dict[str, Any] = {}
+    for name, value in facts.items():
+        group, _, key = name.partition(".")
+        if isinstance(value, bool):
+            typed: Any = BoolType(value)
+        else:
+            typed = DoubleType(value) if isinstance(value, int | float) else StringType(value)
+        tables.setdefault(group, MapType())[StringType(key)] = typed
+    return tables
+
+
+def _example(fact: FactDefinition, truth: bool) -> Value:
+    if fact.kind is bool:
+        return truth
+    return "x" if fact.kind is str else (1.0 if truth else 0.0)
+
+
+def _is_bool(result: Any) -> bool:
+    from celpy.celtypes import BoolType  # noqa: PLC0415
+
+    return isinstance(result, bool | BoolType)
+
+
+def _short(error: Exception) -> str:
+    text = str(error.args[0] if error.args else error)
+    text = re.sub(r"Token\('RULE', '(\w+)'\)", r"\1", text)
+    text = re.sub(r"<class 'celpy\.celtypes\.(\w+)Type'>", r"\1", text)
+    return " ".join(text.split())[:200]

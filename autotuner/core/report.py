@@ -1,0 +1,292 @@
+"""What happened -> the draft of a journal entry: the sentence, the table, the bullets. Pure.
+
+A person must be able to act on an entry without opening anything else, so each says what was seen, which rule decided,
+what was done, and what comes next.
+"""
+
+from dataclasses import dataclass
+
+from autotuner.bench.measurement import Figures
+from autotuner.core.entry import Draft
+from autotuner.core.policy import Fired
+from autotuner.core.speculation import SpeculationAtLevel, loss_shares
+from autotuner.core.state import Verdict
+from autotuner.core.statistics import Interval
+from autotuner.core.verdict import Judgement, LevelResult
+from autotuner.engines.base import Diagnosis
+
+
+@dataclass(frozen=True)
+class TrialReport:
+    """Everything the entry of a concluded trial tells."""
+
+    trial_id: int
+    slot: str
+    name: str
+    hypothesis: str
+    objective: str
+    judgement: Judgement
+    results: tuple[LevelResult, ...]
+    levels: tuple[int, ...]
+    best_name: str | None
+    baseline: dict[int, LevelResult]
+    command: str
+    benchmark: str
+    took_s: float
+    planned_s: float
+    ready_s: float | None
+    diagnosis: Diagnosis | None
+    next_step: str
+
+
+def trial_entry(report: TrialReport) -> Draft:
+    """Given a concluded trial, return its entry."""
+    speculates = any(r.speculation is not None for r in report.results)
+    table, notes = _spec_table(report) if speculates else (_plain_table(report), ())
+    return Draft(
+        slot=report.slot,
+        title=f"{_word(report)} {report.name}",
+        sentence=_sentence(report),
+        table=table if report.results else (),
+        notes=notes,
+        bullets=tuple(_bullets(report)),
+        quote=report.diagnosis.evidence if report.diagnosis and not report.judgement.promote else (),
+    )
+
+
+def restored_entry(slot: str, name: str, why: str, ready_s: float | None, tokens: int, url: str) -> Draft:
+    """Given a best-known that serves again, return its entry."""
+    how = f"serving {duration(ready_s)} after its launch" if ready_s is not None else "it was still serving"
+    return Draft(
+        slot=slot,
+        title=f"restored {name}",
+        sentence=f"The best-known server {name} serves: {how}.",
+        bullets=(
+            ("Why", why),
+            ("Verified", f"generated {tokens} tokens at {url}"),
+            ("Next", "nothing to do; the daemon goes on with the queue, if there is one"),
+        ),
+    )
+
+
+def ended_entry(slot: str, name: str, diagnosis: Diagnosis, exit_code: int | None, next_step: str) -> Draft:
+    """Given a server that ended without being asked to, return its entry."""
+    bullets = [("Cause", f"{diagnosis.cause} (exit code {exit_code if exit_code is not None else 'not recorded'})")]
+    if diagnosis.advice:
+        bullets.append(("Advice", diagnosis.advice))
+    return Draft(
+        slot=slot,
+        title=f"server ended {name}",
+        sentence=f"The server of {name} ended without being asked to: {diagnosis.sentence}.",
+        bullets=(*bullets, ("Next", next_step)),
+        quote=diagnosis.evidence,
+    )
+
+
+def degraded_entry(slot: str, names: tuple[str, ...], diagnosis: Diagnosis | None, why: str) -> Draft:
+    """Given a slot whose best-known ones all failed to come back, return the entry that asks for a person."""
+    bullets = [
+        ("Tried", ", ".join(names)),
+        ("Do", "look at the log with `autotuner show`, mend the cause, then `autotuner restore-best`"),
+        ("Until then", "nothing is launched on this slot"),
+    ]
+    if diagnosis:
+        bullets.insert(1, ("Last cause", f"{diagnosis.cause}: {diagnosis.sentence}. {diagnosis.advice}".strip()))
+    return Draft(
+        slot=slot,
+        title="degraded",
+        sentence=f"No best-known server could be restored, and a person is needed: {why}.",
+        bullets=tuple(bullets),
+        quote=diagnosis.evidence if diagnosis else (),
+    )
+
+
+def note_entry(slot: str, title: str, sentence: str, bullets: tuple[tuple[str, str], ...] = ()) -> Draft:
+    """Given something that was decided without a trial, return its entry."""
+    return Draft(slot=slot, title=title, sentence=sentence, bullets=bullets)
+
+
+def duration(seconds: float | None) -> str:
+    """Given seconds, return them as people say them: `0.8 s`, `94 s`, `6 min 12 s`, `2 h 5 min`."""
+    if seconds is None:
+        return "unknown"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 100:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def rate(tok_s: float | None) -> str:
+    """Given output tok/s, return it readable: one decimal below 1,000, none above."""
+    if tok_s is None:
+        return "-"
+    return f"{tok_s:,.1f}" if tok_s < 1000 else f"{tok_s:,.0f}"
+
+
+def plus_minus(interval: Interval | None, digits: int = 2) -> str:
+    """Given an interval, return `mean ± half width`."""
+    if interval is None:
+        return "-"
+    return f"{interval.mean:.{digits}f} ± {(interval.high - interval.low) / 2:.{digits}f}"
+
+
+def _word(report: TrialReport) -> str:
+    judgement = report.judgement
+    if judgement.promote:
+        return "promoted"
+    if judgement.verdict is Verdict.PASS:
+        return "measured"
+    if judgement.verdict is Verdict.INCONCLUSIVE:
+        return "inconclusive"
+    if judgement.verdict is Verdict.ERROR:
+        return "error"
+    if judgement.rule is None:
+        return "discarded"
+    return "abandoned" if report.ready_s is not None else "failed"
+
+
+def _sentence(report: TrialReport) -> str:
+    judgement = report.judgement
+    lead = judgement.reasons[0] if judgement.reasons else "no reason was recorded"
+    lead = lead[0].upper() + lead[1:]
+    if judgement.rule is not None:
+        done = f"stopped after {duration(report.took_s)}"
+        if report.planned_s > report.took_s and report.ready_s is not None:
+            done += f" of about {duration(report.planned_s)}"
+        return f"{lead.rstrip('.')}; the trial was {done}."
+    if judgement.promote:
+        return f"{report.name} is the best-known server now: {lead[0].lower()}{lead[1:].rstrip('.')}."
+    return f"{lead.rstrip('.')}."
+
+
+def _bullets(report: TrialReport) -> list[tuple[str, str]]:
+    judgement = report.judgement
+    bullets = []
+    if report.hypothesis:
+        bullets.append(("Hypothesis", report.hypothesis))
+    if judgement.rule is not None:
+        bullets.append(("Rule", _rule(judgement.rule)))
+    bullets += [("Also", reason) for reason in judgement.reasons[1:]]
+    other = [r.fired for r in report.results if r.fired is not None and r.fired != judgement.rule]
+    bullets += [("Rule", _rule(fired)) for fired in other]
+    if shares := _shares(report):
+        bullets.append(("Causes", shares))
+    if report.diagnosis is not None and not judgement.promote:
+        bullets.append(("Cause", f"{report.diagnosis.cause}: {report.diagnosis.sentence}"))
+    advice = (judgement.rule.advice if judgement.rule else "") or (report.diagnosis.advice if report.diagnosis else "")
+    if advice and not judgement.promote:
+        bullets.append(("Advice", advice))
+    ready = f"ready after {duration(report.ready_s)}, " if report.ready_s is not None else ""
+    bullets += [
+        ("Objective", report.objective),
+        ("Ran", f"{ready}benchmark {report.benchmark}, {duration(report.took_s)} in all: {report.command}"),
+        ("Next", report.next_step),
+        ("Evidence", f"`autotuner show {report.trial_id}`"),
+    ]
+    return bullets
+
+
+def _rule(fired: Fired) -> str:
+    used = ", ".join(f"{name} = {_value(value)}" for name, value in sorted(fired.facts.items()))
+    looks = f" in {fired.looks} looks in a row" if fired.looks > 1 else ""
+    if not fired.condition:
+        return f"{fired.rule} ({fired.file.strip('()')})"
+    return f"{fired.file} / {fired.rule} (sha256 {fired.sha256[:8]}…): {fired.condition}{looks}; {used}"
+
+
+def _value(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _spec_table(report: TrialReport) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        ("level", "running", "accept length", "needed", "best possible", "output tok/s", report.best_name or "best-known")
+    ]
+    notes = []
+    for result in report.results:
+        spec = result.speculation
+        mark = ""
+        if spec and spec.baseline_step and spec.baseline_step.known != "measured":
+            mark = " *"
+            notes.append(_interpolation_note(spec))
+        rows.append(
+            (
+                str(result.concurrency),
+                _running(result),
+                plus_minus(spec.accept_len) if spec else "-",
+                f"{spec.needed:.2f}{mark}" if spec and spec.needed else "-",
+                f"{spec.ceiling:.2f}" if spec and spec.ceiling else "-",
+                _rate_cell(result.figures),
+                _best_cell(report, result.concurrency),
+            )
+        )
+    return tuple(rows), tuple(notes)
+
+
+def _plain_table(report: TrialReport) -> tuple[tuple[str, ...], ...]:
+    rows: list[tuple[str, ...]] = [
+        ("level", "running", "TTFT p50 / p99 ms", "TPOT p50 ms", "output tok/s", report.best_name or "best-known")
+    ]
+    for result in report.results:
+        f = result.figures
+        ttft = f"{f.ttft_ms['p50']:.0f} / {f.ttft_ms['p99']:.0f}" if f.ttft_ms else "-"
+        tpot = f"{f.tpot_ms['p50']:.1f}" if f.tpot_ms else "-"
+        best = _best_cell(report, result.concurrency)
+        rows.append((str(result.concurrency), _running(result), ttft, tpot, _rate_cell(f), best))
+    return tuple(rows)
+
+
+def _interpolation_note(spec: SpeculationAtLevel) -> str:
+    step = spec.baseline_step
+    if step is None or step.between is None:
+        return ""
+    return (
+        f"against a plain step of {1000 * step.seconds:.1f} ms at {spec.running:.0f} running, {step.known} from the "
+        f"best-known's levels {step.between[0]:.0f} and {step.between[1]:.0f}"
+    )
+
+
+def _running(result: LevelResult) -> str:
+    if result.running is None:
+        return "-"
+    capped = result.speculation is not None and result.speculation.capped
+    return f"{result.running:.0f} (capped)" if capped else f"{result.running:.0f}"
+
+
+def _rate_cell(f: Figures) -> str:
+    if f.void:
+        return "void"
+    half = (f.output_tok_s_high - f.output_tok_s_low) / 2
+    return f"{rate(f.output_tok_s)} ± {rate(half)}"
+
+
+def _best_cell(report: TrialReport, level: int) -> str:
+    base = report.baseline.get(level)
+    return rate(base.figures.output_tok_s) if base and not base.figures.void else "-"
+
+
+def _shares(report: TrialReport) -> str:
+    """The loss at the busiest level that lost, split between the cap on running requests and speculation itself."""
+    for result in sorted(report.results, key=lambda r: -r.concurrency):
+        spec, base = result.speculation, report.baseline.get(result.concurrency)
+        if spec is None or base is None or spec.running is None or spec.baseline_step is None:
+            continue
+        loss = loss_shares(
+            base.figures.output_tok_s, result.figures.output_tok_s, spec.running, spec.baseline_step.seconds
+        )
+        if loss.total_tok_s <= 0:
+            continue
+        text = f"of the {rate(loss.total_tok_s)} tok/s lost at concurrency {result.concurrency}, "
+        if not spec.capped:
+            return text + "all is what speculation itself costs there; every request that the level offers ran"
+        share = 100 * loss.cap_tok_s / loss.total_tok_s
+        return text + (
+            f"{share:.0f} % is the server's cap of {spec.running:.0f} running requests (a plain server held there would "
+            f"give about {rate(loss.plain_at_cap_tok_s)}), {100 - share:.0f} % speculation itself"
+        )
+    return ""

@@ -1,0 +1,93 @@
+"""Intervals, ratios and the noise floor. Pure.
+
+Everything here is a plain textbook formula; each says which, and what it assumes.
+"""
+
+import math
+from dataclasses import dataclass
+
+# Student's t, two-sided 95 %, by degrees of freedom; from the usual tables. Above 30 it is near 1.96 + 2.5/df.
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+        2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
+Z95 = 1.96
+
+# Assumed relative standard deviation between two launches of the same server, until the host's own is measured by
+# launching the baseline again. On an H200 one configuration launched twice differed by 1 to 12 % up to concurrency 32.
+LAUNCH_NOISE_PRIOR = 0.03
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and its two-sided 95 % bounds."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def t95(df: int) -> float:
+    """Given degrees of freedom (at least 1), return Student's two-sided 95 % quantile."""
+    return _T95[df - 1] if df <= len(_T95) else Z95 + 2.5 / df
+
+
+def mean_interval(values: list[float]) -> Interval:
+    """Given independent values, return their mean with Student's 95 % interval; a single value has no width known.
+
+    For one value the bounds are the value itself: the caller must not take that for certainty.
+    """
+    if not values:
+        return Interval(0.0, 0.0, 0.0)
+    mean = sum(values) / len(values)
+    if len(values) < 2:
+        return Interval(mean, mean, mean)
+    variance = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
+    half = t95(len(values) - 1) * math.sqrt(variance / len(values))
+    return Interval(mean, mean - half, mean + half)
+
+
+def quantile(ordered: list[float], q: float) -> float:
+    """Given ascending values, return the quantile by linear interpolation (Hyndman and Fan's type 7)."""
+    if not ordered:
+        raise ValueError("no values")
+    position = q * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def median(values: list[float]) -> float:
+    """Given values, return their median; raise ValueError if there are none."""
+    return quantile(sorted(values), 0.5)
+
+
+def relative_half_width(interval: Interval) -> float:
+    """Given an interval, return half its width as a share of its mean; infinite where the mean is 0."""
+    return (interval.high - interval.low) / 2 / interval.mean if interval.mean > 0 else math.inf
+
+
+def ratio_interval(numerator: Interval, denominator: Interval, launch_noise: float) -> Interval:
+    """Given two measured rates from two launches, return their ratio with a 95 % interval.
+
+    Adds three relative variances (first-order error propagation): within each measurement, and twice the between-launch
+    noise (a relative standard deviation), since each side was one launch. Assumes the three to be independent.
+    """
+    if denominator.mean <= 0:
+        return Interval(math.inf, 0.0, math.inf)
+    ratio = numerator.mean / denominator.mean
+    within = (relative_half_width(numerator) / Z95) ** 2 if numerator.mean > 0 else 0.0
+    within += (relative_half_width(denominator) / Z95) ** 2
+    half = Z95 * math.sqrt(within + 2 * launch_noise**2)
+    return Interval(ratio, max(0.0, ratio * (1 - half)), ratio * (1 + half))
+
+
+def launch_noise(repeats: list[float]) -> float:
+    """Given one rate from each launch of the same configuration, return their relative standard deviation.
+
+    With fewer than two launches nothing was measured, and the prior stands. Two or three repeats can agree by chance,
+    so the prior counts as one more observation of the variance.
+    """
+    if len(repeats) < 2:
+        return LAUNCH_NOISE_PRIOR
+    mean = sum(repeats) / len(repeats)
+    squares = sum((r - mean) ** 2 for r in repeats) / mean**2
+    return math.sqrt((squares + LAUNCH_NOISE_PRIOR**2) / len(repeats))

@@ -1,0 +1,128 @@
+"""A trial's levels -> what is next, and in the end its verdict with reasons. Pure.
+
+Owns two promises: only a pass under the same benchmark as a measured best-known is promoted, and a candidate is
+stopped as soon as it cannot win under the objective any more, and not before.
+"""
+
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel, ConfigDict
+
+from autotuner.bench.measurement import Figures
+from autotuner.core.objective import Objective, level_order, score, violations, weights_of
+from autotuner.core.policy import Fired
+from autotuner.core.speculation import SpeculationAtLevel
+from autotuner.core.state import Verdict
+from autotuner.core.statistics import Interval
+
+
+class LevelResult(BaseModel):
+    """One measured level as the store keeps it: figures, what ran, what speculation did, the rule that ended it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    concurrency: int
+    figures: Figures
+    running: float | None = None
+    decode_tok_s: float | None = None
+    speculation: SpeculationAtLevel | None = None
+    fired: Fired | None = None
+    proposal: Fired | None = None
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds a step of a plain server; None where speculation makes a step yield more than one token."""
+        if self.speculation is not None or not self.running or not self.decode_tok_s:
+            return None
+        return self.running / self.decode_tok_s
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The verdict, whether the candidate becomes the best-known, the score against it, and the reasons in words."""
+
+    verdict: Verdict
+    promote: bool
+    reasons: tuple[str, ...]
+    score: Interval | None = None
+    rule: Fired | None = None
+
+
+@dataclass(frozen=True)
+class TrialSoFar:
+    """Everything a verdict is a function of. `baseline` is empty where no best-known was measured."""
+
+    objective: Objective
+    levels: tuple[int, ...]
+    results: tuple[LevelResult, ...] = ()
+    baseline: dict[int, LevelResult] = field(default_factory=dict)
+    ended: Fired | None = None
+    is_baseline: bool = False
+    launch_noise: float = 0.0
+
+
+def next_level(trial: TrialSoFar) -> int | None:
+    """Given a trial so far, return the level to measure next; None if all are done or the rest cannot matter."""
+    if trial.ended is not None or lost(trial):
+        return None
+    done = {result.concurrency for result in trial.results}
+    return next((level for level in level_order(trial.objective, trial.levels) if level not in done), None)
+
+
+def lost(trial: TrialSoFar) -> Fired | None:
+    """Given a trial so far, return the rule because of which it cannot win any more, or None while it still can.
+
+    A level lost by a `skip-level` rule costs the trial only if it carries the whole weight of the objective, or if every
+    level that weighs anything is lost: no level is pruned on another level's loss alone.
+    """
+    for result in trial.results:
+        if result.fired is not None and result.fired.action in {"abandon", "quarantine"}:
+            return result.fired
+    skipped = {r.concurrency: r.fired for r in trial.results if r.fired is not None and r.fired.action == "skip-level"}
+    heavy = [level for level, weight in weights_of(trial.objective, trial.levels).items() if weight > 0]
+    if skipped and all(level in skipped for level in heavy):
+        return skipped[heavy[-1]]
+    return None
+
+
+def judge(trial: TrialSoFar) -> Judgement:
+    """Given a trial that is over, return its verdict. Failure outranks success; inconclusive never promotes."""
+    rule = trial.ended or lost(trial)
+    if rule is not None:
+        return Judgement(rule.verdict, promote=False, reasons=(rule.sentence,), rule=rule)
+    figures = {r.concurrency: r.figures for r in trial.results}
+    baseline = {level: r.figures for level, r in trial.baseline.items()}
+    broken = violations(trial.objective, figures, baseline)
+    if broken:
+        return Judgement(Verdict.FAIL, promote=False, reasons=broken)
+    voids = [f"concurrency {level}: {f.void}" for level, f in sorted(figures.items()) if f.void and _weighs(trial, level)]
+    if voids:
+        return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=tuple(voids))
+    if trial.is_baseline:
+        return Judgement(Verdict.PASS, promote=False, reasons=("the best-known itself, measured under this benchmark",))
+    if not baseline:
+        return Judgement(Verdict.PASS, promote=True, reasons=("the first server measured here becomes the best-known",))
+    return _compare(trial, figures, baseline)
+
+
+def _compare(trial: TrialSoFar, figures: dict[int, Figures], baseline: dict[int, Figures]) -> Judgement:
+    result = score(trial.objective, figures, baseline, trial.launch_noise)
+    if result is None:
+        return Judgement(
+            Verdict.INCONCLUSIVE, promote=False, reasons=("a level that the objective weighs was not measured on both sides",)
+        )
+    asked = 1 + trial.objective.min_gain_ratio
+    shown = f"{result.mean:.3f} of the best-known's (95 % interval {result.low:.3f} to {result.high:.3f})"
+    noise = f"with {100 * trial.launch_noise:.1f} % noise between launches"
+    if result.low > asked:
+        reason = f"the objective is {shown}, above {asked:g} {noise}"
+        return Judgement(Verdict.PASS, promote=True, reasons=(reason,), score=result)
+    if result.high < asked:
+        reason = f"the objective is {shown}, below {asked:g} {noise}"
+        return Judgement(Verdict.FAIL, promote=False, reasons=(reason,), score=result)
+    reason = f"the objective is {shown}; {noise} that is no difference to act on"
+    return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=(reason,), score=result)
+
+
+def _weighs(trial: TrialSoFar, level: int) -> bool:
+    return weights_of(trial.objective, trial.levels).get(level, 0.0) > 0

@@ -1,0 +1,232 @@
+"""The loop: observe, decide, record the intent, act, record the outcome, publish the entry. Start-up is the loop too.
+
+A cycle that completes feeds the watchdog; a wedged one does not. Whatever goes wrong in a cycle, the next one starts
+again from what is recorded and what is observed.
+"""
+
+import asyncio
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+from autotuner import log, outcome
+from autotuner.context import SlotContext
+from autotuner.core.policy import Policy
+from autotuner.edge import clock, statusfile
+from autotuner.edge.ballast import Ballast
+from autotuner.edge.files import FolderLock
+from autotuner.edge.host import Host
+from autotuner.edge.host_local import LocalHost
+from autotuner.edge.journal import Journal
+from autotuner.edge.notify import Notifier
+from autotuner.edge.store import Store
+from autotuner.errors import AutotunerError, DiskFull, JournalBroken, StoreError
+from autotuner.settings import Settings, load_policies, load_settings
+from autotuner.slotworker import SlotWorker
+
+CYCLE_DEADLINE_S = 30.0  # a cycle only looks and records; one that takes longer than this is wedged
+
+
+class Daemon:
+    """Works every slot of a settings file until told to end."""
+
+    def __init__(self, settings_path: Path) -> None:
+        self._path = settings_path
+        self._notifier = Notifier()
+        self._settings = load_settings(settings_path)
+        self._policies = load_policies(self._settings)
+        self._lock = FolderLock(self._settings.lock_file)
+        self._lock.acquire()
+        self._store = Store(self._settings.database)
+        self._ballast = Ballast(self._settings.state_dir)
+        self._journal = Journal(self._settings.journal)
+        self._journal_open = False
+        self._host: Host = LocalHost(self._settings.launches)
+        self._workers = [self._worker(name) for name in self._settings.slots]
+        self._ending = asyncio.Event()
+        self._reload_wanted = False
+        self._trouble = ""
+        self._log = log.get()
+        self._take_secrets()
+
+    async def run(self) -> None:
+        """Work until SIGTERM or SIGINT; the servers live on."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._ending.set)
+        loop.add_signal_handler(signal.SIGHUP, self._want_reload)
+        self._log.info("daemon started", pid=os.getpid(), settings=str(self._path), slots=list(self._settings.slots))
+        started = False
+        while not self._ending.is_set():
+            started = await self._cycle(started)
+            await self._pause()
+        await self._end()
+
+    async def restore_now(self, slot: str, deadline_s: float) -> bool:
+        """Do what `restore-best` asks without a running daemon: work one slot until it is done; tell whether it is."""
+        worker = next(w for w in self._workers if w.ctx.name == slot)
+        until = clock.monotonic_s() + deadline_s
+        worker.start_up()
+        while clock.monotonic_s() < until:
+            await worker.cycle()
+            self._publish()
+            row = self._store.slot(slot)
+            if not row.restore_wanted and not worker.busy:
+                return not row.degraded
+            await clock.sleep(0.2)
+        await worker.end()
+        return False
+
+    def close(self) -> None:
+        """Give back the store and the lock."""
+        self._store.close()
+        self._lock.release()
+
+    async def _cycle(self, started: bool) -> bool:
+        """One cycle of every slot. The main loop's boundary: an error here must not end the service."""
+        try:
+            async with asyncio.timeout(CYCLE_DEADLINE_S):
+                if not started:
+                    self._start_up()
+                if self._reload_wanted:
+                    self._reload()
+                for worker in self._workers:
+                    await worker.cycle()
+                self._publish()
+        except StoreError as error:
+            self._in_trouble(error)
+            return started
+        except Exception as error:  # noqa: BLE001 - the loop outlives its bugs; the watchdog catches a wedged one
+            self._log.error("cycle failed", error=str(error), exc_info=error)
+            self._trouble = f"{type(error).__name__}: {error}"
+            return started
+        if self._trouble:
+            self._log.info("going on", after=self._trouble)
+        self._trouble = ""
+        self._show()
+        self._notifier.cycle_completed()
+        return True
+
+    def _start_up(self) -> None:
+        self._ballast.take()
+        for worker in self._workers:
+            worker.start_up()
+        self._notifier.ready()
+
+    def _in_trouble(self, error: StoreError) -> None:
+        """Nothing can be recorded: keep looking, free the ballast if the disk is full, and try again each cycle."""
+        if str(error) != self._trouble:
+            self._log.error("cannot record", error=str(error))
+        self._trouble = str(error)
+        if isinstance(error, DiskFull):
+            self._ballast.drop()
+        self._journal_open = False
+        self._show()
+        self._notifier.cycle_completed()
+
+    def _publish(self) -> None:
+        """Bring the journal's files up to what is committed; exactly once, however often this is interrupted."""
+        if not self._journal_open:
+            self._open_journal()
+        waiting = self._store.entries_after(self._journal.last_number)
+        for entry in waiting:
+            self._journal.append(entry)
+        if waiting or self._store.last_published() < self._journal.last_number:
+            self._store.mark_published(self._journal.last_number)
+
+    def _open_journal(self) -> None:
+        label = clock.utc_label().replace(" ", "T").replace(":", "")
+        slot = next(iter(self._settings.slots))
+        try:
+            found = self._journal.open(label)
+        except JournalBroken as error:
+            kept = self._journal.set_aside(label)
+            self._log.error("the journal was altered", error=str(error), kept=[str(p) for p in kept])
+            found = self._journal.open(label)
+            sentence = f"The journal's files had been altered ({error}); they were kept aside and written anew from the record."
+            self._note(slot, "journal altered", sentence, kept)
+        else:
+            if found.torn is not None:
+                self._note(slot, "journal mended", "The end of the journal was torn and was kept aside.", [found.torn])
+            if found.number < self._store.last_published():
+                sentence = f"Entries after {found.number:04d} were missing from the journal's files and were written again."
+                self._note(slot, "journal mended", sentence, [])
+        self._journal_open = True
+
+    def _note(self, slot: str, title: str, sentence: str, kept: list[Path]) -> None:
+        context = next(w.ctx for w in self._workers if w.ctx.name == slot)
+        outcome.note(context, title, sentence, tuple(("Kept", path.name) for path in kept))
+
+    def _show(self) -> None:
+        """Say what is going on, where people and the service manager look for it."""
+        slots = {
+            w.ctx.name: {
+                "sentence": w.last.reason,
+                "action": type(w.last.action).__name__,
+                "live": dataclasses.asdict(w.ctx.live),
+                "verified": sorted(w.ctx.verified),
+            }
+            for w in self._workers
+        }
+        status = {"pid": os.getpid(), "at": clock.utc_label(), "at_s": clock.monotonic_s(), "trouble": self._trouble}
+        statusfile.write(self._settings.state_dir, {**status, "slots": slots})
+        self._notifier.status(self._trouble or "; ".join(f"{w.ctx.name}: {w.last.reason}" for w in self._workers))
+
+    async def _pause(self) -> None:
+        """Sleep a cycle; shorter while something is being done, so that a trial loses no time between its steps."""
+        busy = any(w.busy for w in self._workers) or not all(w.last.action.__class__.__name__ == "Wait" for w in self._workers)
+        try:
+            await asyncio.wait_for(self._ending.wait(), min(self._settings.cycle_s, 0.1 if busy else self._settings.cycle_s))
+        except TimeoutError:
+            return
+
+    def _want_reload(self) -> None:
+        self._reload_wanted = True
+
+    def _reload(self) -> None:
+        """Read settings and policies again; a broken file keeps the old ones and says what is wrong."""
+        self._reload_wanted = False
+        self._notifier.reloading()
+        try:
+            settings = load_settings(self._path)
+            policies = load_policies(settings)
+            fixed = ("state_dir", "journal", "launches", "slots")
+            changed = [key for key in fixed if getattr(settings, key) != getattr(self._settings, key)]
+            if changed:
+                raise AutotunerError(f"{', '.join(changed)} cannot change while the daemon runs; restart it for that")
+        except AutotunerError as error:
+            self._log.error("settings not taken over, the old ones stay in force", error=str(error))
+            sentence = f"Settings or policies could not be read again; the old ones stay in force: {error}"
+            self._note(next(iter(self._settings.slots)), "settings kept", sentence, [])
+        else:
+            self._take_over(settings, policies)
+        self._notifier.ready()
+
+    def _take_over(self, settings: Settings, policies: tuple[Policy, ...]) -> None:
+        self._settings, self._policies = settings, policies
+        for worker in self._workers:
+            worker.ctx.settings, worker.ctx.policies = settings, policies
+        self._take_secrets()
+        self._log.info("settings taken over", settings=str(self._path))
+
+    def _take_secrets(self) -> None:
+        """Learn the values that must never be shown, so that a server that prints one does not leak it."""
+        values = set()
+        for slot in self._settings.slots.values():
+            for path in slot.secret_files.values():
+                try:
+                    values.add(Path(path).read_text(encoding="utf-8").strip())
+                except OSError:
+                    self._log.warning("a secret file cannot be read", path=path)
+        self._store.secrets = frozenset(v for v in values if v)
+        log.hide(self._store.secrets)
+
+    def _worker(self, name: str) -> SlotWorker:
+        return SlotWorker(SlotContext(name, self._settings, self._policies, self._store, self._host))
+
+    async def _end(self) -> None:
+        self._notifier.stopping()
+        for worker in self._workers:
+            await worker.end()
+        self._log.info("daemon ended; servers live on")

@@ -1,0 +1,1 @@
+"""The thin edges: what touches the world, and decides nothing."""

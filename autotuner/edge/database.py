@@ -1,0 +1,107 @@
+"""The SQLite connection: durability pragmas, one transaction at a time, errors translated.
+
+WAL with synchronous=FULL: NORMAL would lose acknowledged commits on power loss, and at tens of commits an hour the cost
+is nothing.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from autotuner.errors import DiskFull, StoreError
+
+SCHEMA_VERSION = "1"
+BUSY_TIMEOUT_S = 10.0
+
+
+class Database:
+    """One connection to the state database; opens and creates it."""
+
+    def __init__(self, path: Path) -> None:
+        with translated():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+            self._connection.row_factory = sqlite3.Row
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+                self._connection.execute(f"PRAGMA {pragma}")
+            self._create()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything inside is committed together or not at all. Raise DiskFull or StoreError."""
+        with translated():
+            # IMMEDIATE: a deferred transaction that turns into a writer fails at once in spite of the busy timeout.
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            try:
+                self._connection.execute("COMMIT")
+            except sqlite3.Error:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def run(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        """Run one statement."""
+        with translated():
+            return self._connection.execute(sql, values)
+
+    def one(self, sql: str, *values: Any) -> sqlite3.Row | None:
+        """Run a query and return its first row, or None."""
+        with translated():
+            row: sqlite3.Row | None = self._connection.execute(sql, values).fetchone()
+            return row
+
+    def all(self, sql: str, *values: Any) -> list[sqlite3.Row]:
+        """Run a query and return its rows."""
+        with translated():
+            return self._connection.execute(sql, values).fetchall()
+
+    def data_version(self) -> int:
+        """A number that changes when another process has committed."""
+        row = self.one("PRAGMA data_version")
+        return int(row[0]) if row else 0
+
+    def check(self) -> str:
+        """Return what SQLite's own quick check finds; `ok` if nothing."""
+        row = self.one("PRAGMA quick_check")
+        return str(row[0]) if row else "no answer"
+
+    def _create(self) -> None:
+        row = self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()
+        if row is not None:
+            found = self._connection.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+            if found is not None and found[0] == SCHEMA_VERSION:
+                return
+            if found is not None:
+                raise StoreError(f"the state database has schema {found[0]}; this autotuner knows {SCHEMA_VERSION}")
+        schema = (files("autotuner.edge") / "schema.sql").read_text(encoding="utf-8")
+        self._connection.executescript(
+            f"BEGIN IMMEDIATE; {schema} INSERT OR IGNORE INTO meta VALUES ('schema', '{SCHEMA_VERSION}'); COMMIT;"  # noqa: S608
+        )
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn SQLite's and the file system's errors into ours, so that the loop can tell a full disk from a bug."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        text = str(error)
+        if "full" in text or "disk I/O error" in text:
+            raise DiskFull(f"the state database cannot be written: {text}") from error
+        raise StoreError(f"the state database: {text}") from error
+    except sqlite3.DatabaseError as error:
+        raise StoreError(f"the state database is damaged: {error}") from error
+    except OSError as error:
+        raise StoreError(f"the state folder: {error}") from error

@@ -1,0 +1,89 @@
+"""Files that survive a crash: atomic replacement, durable folders, the lock of a state folder."""
+
+import fcntl
+import os
+from pathlib import Path
+
+from autotuner.errors import Locked
+
+
+def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Given a path and bytes, replace the file as a whole: a reader sees the old or the new, also after power loss."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        try:
+            write_all(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write every byte or raise OSError: a full disk makes a short write first and an error only with the next."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def sync_folder(path: Path) -> None:
+    """Make the folder's own list of files durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class FolderLock:
+    """The right to work the slots of a state folder; held for life, released by the kernel, never inherited."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+
+    def acquire(self) -> None:
+        """Take the lock. Raise Locked, naming the holder, if another process has it."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
+            os.close(fd)
+            raise Locked(
+                f"another autotuner daemon (pid {holder}) works {self._path.parent}; stop it, or use another state_dir"
+            ) from None
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        except OSError:
+            pass  # the disk is full: the lock holds all the same, only its label is missing
+        self._fd = fd
+
+    def release(self) -> None:
+        """Give the lock back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def lock_holder(path: Path) -> int | None:
+    """Given a lock file, return the pid of the process that holds the lock, 0 if its label is missing, None if free."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        label = os.read(fd, 32).decode("ascii", "replace").strip()
+        return int(label) if label.isdigit() else 0
+    finally:
+        os.close(fd)
+    return None

@@ -1,0 +1,34 @@
+"""GPU memory and processes from nvidia-smi: the words to ask, and its answer taken apart."""
+
+from autotuner.edge.host import GpuUse
+
+MEMORY_QUERY = ("nvidia-smi", "--query-gpu=index,uuid,memory.used,memory.total", "--format=csv,noheader,nounits")
+PROCESS_QUERY = (
+    "nvidia-smi",
+    "--query-compute-apps=gpu_uuid,pid,process_name,used_memory",
+    "--format=csv,noheader,nounits",
+)
+
+
+def parse(memory: str, processes: str, indices: tuple[int, ...]) -> tuple[GpuUse, ...]:
+    """Given the answers to both queries and the wanted GPUs, return their use; lines that make no sense are left out."""
+    by_uuid: dict[str, list[tuple[int, str, float]]] = {}
+    for line in processes.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 4 and fields[1].isdigit():
+            by_uuid.setdefault(fields[0], []).append((int(fields[1]), fields[2], _number(fields[3])))
+    found = []
+    for line in memory.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 4 and fields[0].isdigit() and int(fields[0]) in indices:
+            own = tuple(by_uuid.get(fields[1], ()))
+            found.append(GpuUse(int(fields[0]), _number(fields[2]), _number(fields[3]), own))
+    return tuple(found)
+
+
+def _number(text: str) -> float:
+    """Drivers write `[N/A]` where a container hides the figure."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

@@ -1,0 +1,106 @@
+"""The one seam between the daemon and a host: start, inspect and stop servers, read their logs, look at ports and GPUs.
+
+Everything the daemon does to a machine goes through this protocol, so one fake of it replaces the world in tests.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """What to start. `secret_files` maps a variable to a file that the host itself reads."""
+
+    launch_id: str
+    slot: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    secret_files: dict[str, str] = field(default_factory=dict)
+    stop_grace_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class ServerSeen:
+    """How a launch is right now. `exit_code` is None while it lives, and where it was never recorded."""
+
+    launch_id: str
+    alive: bool
+    exit_code: int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Signs of life of a launch's processes: numbers that only grow while something is being done."""
+
+    read_bytes: int = 0
+    cpu_s: float = 0.0
+    rss_bytes: int = 0
+    log_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class PortHolder:
+    """The process that listens on a port; `launch_id` if it is one of ours, `pid` None if the host hides it."""
+
+    pid: int | None
+    name: str
+    launch_id: str | None
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """One GPU: memory in MiB and the processes on it as (pid, name, MiB)."""
+
+    index: int
+    used_mib: float
+    total_mib: float
+    processes: tuple[tuple[int, str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A finished command: exit code and its output, both streams together."""
+
+    code: int
+    output: str
+
+
+class Host(Protocol):
+    """A machine that holds slots. Every method raises HostError when the host cannot do it."""
+
+    async def start(self, spec: LaunchSpec) -> None:
+        """Start a launch; returns once its server runs or has already ended."""
+        ...
+
+    async def inspect(self, launch_id: str) -> ServerSeen:
+        """Look at a launch. One that was committed but never started is revoked, so that it cannot start later."""
+        ...
+
+    async def stop(self, launch_id: str, grace_s: float) -> ServerSeen:
+        """Stop a launch and everything below it, however detached; returns how it is afterwards."""
+        ...
+
+    async def read_log(self, launch_id: str, offset: int, limit: int = 1 << 20) -> bytes:
+        """Return up to `limit` bytes of a launch's log from `offset` on; empty if there are none."""
+        ...
+
+    async def activity(self, launch_id: str) -> Activity:
+        """Sum the signs of life over a launch's processes."""
+        ...
+
+    async def port_holder(self, port: int) -> PortHolder | None:
+        """Tell who listens on a port; None if nobody does."""
+        ...
+
+    async def gpus(self, indices: tuple[int, ...]) -> tuple[GpuUse, ...]:
+        """Report memory and processes of these GPUs; empty where there are none or no driver answers."""
+        ...
+
+    async def free_disk_mib(self) -> float:
+        """Free space where the state lives, in MiB."""
+        ...
+
+    async def run(self, argv: tuple[str, ...], timeout_s: float) -> Ran:
+        """Run a short command to its end."""
+        ...

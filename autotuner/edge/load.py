@@ -1,0 +1,81 @@
+"""The benchmark's worker process as the daemon sees it: start it, hear from it, stop it at any instant."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self
+
+from pydantic import TypeAdapter, ValidationError
+
+from autotuner.bench import worker
+from autotuner.bench.measurement import LevelSamples, Progress
+from autotuner.bench.workload import Benchmark
+from autotuner.errors import HostError
+
+LINE_BYTES_MAX = 256 << 20  # the samples of a level come as one line
+END_WAIT_S = 20.0
+
+_MESSAGE: TypeAdapter[Progress | LevelSamples] = TypeAdapter(Progress | LevelSamples)
+
+
+class Load:
+    """One level's load, driven by a process of its own so that the daemon's loop never competes with it."""
+
+    def __init__(self, url: str, benchmark: Benchmark, concurrency: int, model: str | None) -> None:
+        self._job: dict[str, Any] = {
+            "url": url,
+            "benchmark": benchmark.model_dump(mode="json"),
+            "concurrency": concurrency,
+            "model": model,
+            "api_key": None,
+        }
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Self:
+        self._process = await asyncio.create_subprocess_exec(
+            *worker.command(),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=LINE_BYTES_MAX,
+        )
+        self._input.write(json.dumps(self._job).encode() + b"\n")
+        await self._input.drain()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The load is over when this returns, also when the daemon's own work was cancelled."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.kill()
+        await process.wait()
+
+    async def messages(self) -> AsyncIterator[Progress | LevelSamples]:
+        """Yield what the worker says; the last message is its samples. Raise HostError if it ends without them."""
+        if self._process is None or self._process.stdout is None:
+            raise HostError("the benchmark worker was not started")
+        async for line in self._process.stdout:
+            try:
+                message = _MESSAGE.validate_json(line)
+            except ValidationError as error:
+                raise HostError(f"the benchmark worker said something unknown: {error.errors()[0]['msg']}") from None
+            yield message
+            if isinstance(message, LevelSamples):
+                return
+        said = await self._process.stderr.read(2000) if self._process.stderr else b""
+        raise HostError(f"the benchmark worker ended without a result: {said.decode('utf-8', 'replace').strip()}")
+
+    def stop(self) -> None:
+        """End the level now; the samples of what it measured still come."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.terminate()
+
+    @property
+    def _input(self) -> asyncio.StreamWriter:
+        if self._process is None or self._process.stdin is None:
+            raise HostError("the benchmark worker was not started")
+        return self._process.stdin

@@ -1,0 +1,147 @@
+"""/proc, read: identities of processes, their environment and children, listening sockets.
+
+A process is (boot id, pid, start ticks): pids are used again, and wall-clock start times move when the clock is set.
+A zombie does not live: it holds neither port nor memory.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+LAUNCH_VARIABLE = "AUTOTUNER_LAUNCH_ID"
+_TICKS_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def stat_fields(pid: int) -> list[str] | None:
+    """Given a pid, return the fields of its stat file from the state on, or None if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def lives(pid: int, start_ticks: int) -> bool:
+    """Tell whether the very process with this pid and start lives."""
+    fields = stat_fields(pid)
+    return fields is not None and fields[0] not in {"Z", "X"} and int(fields[19]) == start_ticks
+
+
+def start_ticks(pid: int) -> int | None:
+    """Given a pid, return the tick at which it started, None if it does not live."""
+    fields = stat_fields(pid)
+    return int(fields[19]) if fields is not None and fields[0] not in {"Z", "X"} else None
+
+
+def launch_id_of(pid: int) -> str | None:
+    """Given a pid, return the launch it was started for, from its environment; None if it is not ours or hidden."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return None
+    prefix = f"{LAUNCH_VARIABLE}=".encode()
+    value = next((e[len(prefix) :] for e in environment.split(b"\0") if e.startswith(prefix)), None)
+    return value.decode("ascii", "replace") if value is not None else None
+
+
+def pids() -> Iterator[int]:
+    """Every process id there is now."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            yield int(name)
+
+
+def of_launch(launch_id: str) -> list[int]:
+    """Given a launch id, return the living processes that carry it in their environment."""
+    return [pid for pid in pids() if launch_id_of(pid) == launch_id and start_ticks(pid) is not None]
+
+
+def descendants(root: int) -> list[int]:
+    """Given a pid, return the living processes below it, itself included."""
+    children: dict[int, list[int]] = {}
+    for pid in pids():
+        fields = stat_fields(pid)
+        if fields is not None and fields[0] not in {"Z", "X"}:
+            children.setdefault(int(fields[1]), []).append(pid)
+    found, todo = [root], [root]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def signal_exactly(pid: int, ticks: int, number: signal.Signals) -> bool:
+    """Signal this very process and no other that may have got its pid since; tell whether it was there."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        # The pidfd pins the process, so what is checked now is what gets the signal.
+        if not lives(pid, ticks):
+            return False
+        signal.pidfd_send_signal(fd, number)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def usage(pid: int) -> tuple[int, float, int]:
+    """Given a pid, return (bytes read, CPU seconds, resident bytes); zeros for what cannot be read."""
+    fields = stat_fields(pid)
+    cpu = (int(fields[11]) + int(fields[12])) / _TICKS_S if fields else 0.0
+    resident = int(fields[21]) * _PAGE_BYTES if fields else 0
+    try:
+        text = Path(f"/proc/{pid}/io").read_text()
+        read = next(int(line.split()[1]) for line in text.splitlines() if line.startswith("rchar:"))
+    except (OSError, StopIteration):
+        read = 0
+    return read, cpu, resident
+
+
+def listening_inodes(port: int) -> frozenset[str]:
+    """Given a port, return the inodes of the TCP sockets that listen on it, on any address."""
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                found.add(fields[9])
+    return frozenset(found)
+
+
+def socket_holders(inodes: frozenset[str]) -> list[int]:
+    """Given socket inodes, return the processes that hold one; those of other users are hidden without root."""
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    return [pid for pid in pids() if _holds_any(pid, wanted)]
+
+
+def name_of(pid: int) -> str:
+    """Given a pid, return the short name of its program; `?` if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "?"
+
+
+def _holds_any(pid: int, wanted: set[str]) -> bool:
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return False
+    for name in names:
+        try:
+            if os.readlink(f"/proc/{pid}/fd/{name}") in wanted:
+                return True
+        except OSError:
+            continue
+    return False

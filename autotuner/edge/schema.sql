@@ -1,0 +1,101 @@
+-- The state of autotuner. One writer at a time; WAL, synchronous=FULL. Times ending in _at are UTC labels,
+-- mono_s is seconds since boot_id's boot. JSON columns hold the pydantic models named beside them.
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+
+CREATE TABLE IF NOT EXISTS candidates (
+  id TEXT PRIMARY KEY,
+  body TEXT NOT NULL,          -- core.candidate.Candidate
+  source TEXT NOT NULL,        -- the file as it was enqueued; it is not read again
+  source_name TEXT NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS trials (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  slot TEXT NOT NULL,
+  candidate_id TEXT NOT NULL REFERENCES candidates(id),
+  name TEXT NOT NULL,
+  hypothesis TEXT NOT NULL DEFAULT '',
+  benchmark TEXT NOT NULL,
+  benchmark_hash TEXT NOT NULL,
+  benchmark_body TEXT NOT NULL, -- bench.workload.Benchmark, as it was when enqueued
+  state TEXT NOT NULL,         -- core.state.TrialState
+  priority INTEGER NOT NULL DEFAULT 0,
+  position REAL NOT NULL,
+  is_baseline INTEGER NOT NULL DEFAULT 0,
+  interruptions INTEGER NOT NULL DEFAULT 0,
+  ended TEXT,                  -- core.policy.Fired: the rule that ended it outside a level
+  verdict TEXT,                -- core.state.Verdict
+  promoted INTEGER NOT NULL DEFAULT 0,
+  reasons TEXT NOT NULL DEFAULT '[]',
+  score TEXT,                  -- core.statistics.Interval
+  entry INTEGER,
+  enqueued_at TEXT NOT NULL,
+  begun_at TEXT,
+  begun_boot TEXT,
+  begun_mono_s REAL,
+  ended_at TEXT,
+  busy_s REAL NOT NULL DEFAULT 0
+);
+CREATE INDEX IF NOT EXISTS trials_by_state ON trials (slot, state);
+CREATE INDEX IF NOT EXISTS trials_by_candidate ON trials (slot, candidate_id, benchmark_hash);
+
+CREATE TABLE IF NOT EXISTS results (
+  trial_id INTEGER NOT NULL REFERENCES trials(id) ON DELETE CASCADE,
+  level INTEGER NOT NULL,
+  body TEXT NOT NULL,          -- core.verdict.LevelResult
+  evidence BLOB,               -- zlib-compressed JSON: windows, samples, the facts of each look
+  PRIMARY KEY (trial_id, level)
+);
+
+CREATE TABLE IF NOT EXISTS launches (
+  id TEXT PRIMARY KEY,
+  slot TEXT NOT NULL,
+  candidate_id TEXT NOT NULL REFERENCES candidates(id),
+  name TEXT NOT NULL,
+  purpose TEXT NOT NULL,       -- core.state.Purpose
+  trial_id INTEGER,
+  state TEXT NOT NULL,         -- core.state.LaunchState
+  intended_at TEXT NOT NULL,
+  boot_id TEXT NOT NULL,
+  mono_s REAL NOT NULL,
+  ready_s REAL,
+  gpu_used_mib TEXT NOT NULL DEFAULT '{}',
+  stages TEXT NOT NULL DEFAULT '[]',
+  ended_at TEXT,
+  exit_code INTEGER,
+  end_asked INTEGER NOT NULL DEFAULT 0,
+  diagnosis TEXT               -- engines.base.Diagnosis
+);
+CREATE INDEX IF NOT EXISTS launches_by_state ON launches (slot, state);
+
+CREATE TABLE IF NOT EXISTS incumbents (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  slot TEXT NOT NULL,
+  candidate_id TEXT NOT NULL REFERENCES candidates(id),
+  name TEXT NOT NULL,
+  trial_id INTEGER NOT NULL,
+  at TEXT NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS slots (
+  name TEXT PRIMARY KEY,
+  paused TEXT NOT NULL DEFAULT '',
+  hands_off TEXT NOT NULL DEFAULT '',
+  restore_wanted TEXT NOT NULL DEFAULT '',
+  restore_hold INTEGER NOT NULL DEFAULT 0,
+  degraded TEXT NOT NULL DEFAULT '',
+  blocked TEXT NOT NULL DEFAULT '',
+  campaign_from INTEGER NOT NULL DEFAULT 0
+);
+
+CREATE TABLE IF NOT EXISTS entries (
+  number INTEGER PRIMARY KEY,
+  slot TEXT NOT NULL,
+  title TEXT NOT NULL,
+  at TEXT NOT NULL,
+  prev TEXT NOT NULL,
+  sha256 TEXT NOT NULL,
+  text TEXT NOT NULL,
+  trial_id INTEGER,
+  published INTEGER NOT NULL DEFAULT 0
+);

@@ -1,0 +1,403 @@
+"""The state of every slot in SQLite: queue, trials, launches, best-known, outbox. Every change is one transaction.
+
+SQLite is the state, and the journal is its projection: an entry is committed here together with the outcome it
+explains, and only then appended to the journal. Rows go out as the core's own types.
+"""
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from autotuner.bench.workload import Benchmark
+from autotuner.core.candidate import Candidate
+from autotuner.core.entry import GENESIS, Draft, Entry, render
+from autotuner.core.policy import Fired
+from autotuner.core.state import LaunchState, Purpose, TrialState, Verdict, launch_may, trial_may
+from autotuner.core.statistics import Interval
+from autotuner.core.verdict import Judgement, LevelResult
+from autotuner.edge.database import Database
+from autotuner.engines.base import Diagnosis
+from autotuner.errors import NotFound, StoreError
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A row of the queue or of the history."""
+
+    id: int
+    slot: str
+    candidate_id: str
+    name: str
+    hypothesis: str
+    benchmark: str
+    benchmark_hash: str
+    benchmark_body: str
+    state: TrialState
+    priority: int
+    is_baseline: bool
+    interruptions: int
+    ended: Fired | None
+    verdict: Verdict | None
+    promoted: bool
+    reasons: tuple[str, ...]
+    score: Interval | None
+    entry: int | None
+    enqueued_at: str
+    begun_at: str | None
+    begun_boot: str | None
+    begun_mono_s: float | None
+    ended_at: str | None
+    busy_s: float
+
+
+@dataclass(frozen=True)
+class LaunchRow:
+    """One start of a server, its whole life."""
+
+    id: str
+    slot: str
+    candidate_id: str
+    name: str
+    purpose: Purpose
+    trial_id: int | None
+    state: LaunchState
+    intended_at: str
+    boot_id: str
+    mono_s: float
+    ready_s: float | None
+    gpu_used_mib: dict[int, float]
+    ended_at: str | None
+    exit_code: int | None
+    end_asked: bool
+    diagnosis: Diagnosis | None
+
+
+@dataclass(frozen=True)
+class SlotRow:
+    """What operators and the daemon have said about a slot."""
+
+    name: str
+    paused: str = ""
+    hands_off: str = ""
+    restore_wanted: str = ""
+    restore_hold: bool = False
+    degraded: str = ""
+    blocked: str = ""
+    campaign_from: int = 0
+
+
+class Store:
+    """Reads and writes the state. `secrets` are the values that must never get into an entry."""
+
+    def __init__(self, path: Path) -> None:
+        self.db = Database(path)
+        self.secrets: frozenset[str] = frozenset()
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Group changes: all of them are committed together, or none."""
+        return self.db.transaction()
+
+    # --- candidates and the queue
+
+    def put_candidate(self, candidate: Candidate, source: str, source_name: str) -> None:
+        """Keep a candidate under its id; the first file that described it stays on record."""
+        self.db.run(
+            "INSERT OR IGNORE INTO candidates VALUES (?, ?, ?, ?)",
+            candidate.id,
+            candidate.model_dump_json(),
+            source,
+            source_name,
+        )
+
+    def candidate(self, candidate_id: str) -> Candidate:
+        """Return the candidate with this id. Raise NotFound."""
+        row = self.db.one("SELECT body FROM candidates WHERE id = ?", candidate_id)
+        if row is None:
+            raise NotFound(f"there is no candidate {candidate_id}")
+        return Candidate.model_validate_json(row["body"])
+
+    def candidate_source(self, candidate_id: str) -> tuple[str, str]:
+        """Return the name and the text of the file that a candidate came from. Raise NotFound."""
+        row = self.db.one("SELECT source_name, source FROM candidates WHERE id = ?", candidate_id)
+        if row is None:
+            raise NotFound(f"there is no candidate {candidate_id}")
+        return row["source_name"], row["source"]
+
+    def add_trial(
+        self,
+        slot: str,
+        candidate: Candidate,
+        benchmark: tuple[str, Benchmark],
+        at: str,
+        *,
+        priority: int = 0,
+        is_baseline: bool = False,
+    ) -> int:
+        """Put a trial at the end of its priority in the queue; `benchmark` is (name, definition). Return its id."""
+        last = self.db.one("SELECT COALESCE(MAX(position), 0) FROM trials WHERE slot = ?", slot)
+        cursor = self.db.run(
+            "INSERT INTO trials (slot, candidate_id, name, hypothesis, benchmark, benchmark_hash, benchmark_body, state,"
+            " priority, position, is_baseline, enqueued_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            *(slot, candidate.id, candidate.name, candidate.hypothesis, benchmark[0], benchmark[1].hash),
+            *(benchmark[1].model_dump_json(), TrialState.QUEUED, priority),
+            *((last[0] if last else 0) + 1, is_baseline, at),
+        )
+        return int(cursor.lastrowid or 0)
+
+    def same_trials(self, slot: str, candidate_id: str, benchmark_hash: str) -> list[Trial]:
+        """Return earlier trials of this candidate under this benchmark, newest first, without cancelled ones."""
+        return self._trials(
+            "slot = ? AND candidate_id = ? AND benchmark_hash = ? AND state != 'cancelled' ORDER BY id DESC",
+            *(slot, candidate_id, benchmark_hash),
+        )
+
+    def trial(self, trial_id: int) -> Trial:
+        """Return the trial with this number. Raise NotFound."""
+        found = self._trials("id = ?", trial_id)
+        if not found:
+            raise NotFound(f"there is no trial {trial_id}")
+        return found[0]
+
+    def trials(self, slot: str | None = None) -> list[Trial]:
+        """Return every trial, oldest first."""
+        return self._trials("(? IS NULL OR slot = ?) ORDER BY id", slot, slot)
+
+    def queue(self, slot: str) -> list[Trial]:
+        """Return the trials that wait, next first."""
+        return self._trials("slot = ? AND state = 'queued' ORDER BY priority DESC, position, id", slot)
+
+    def trial_in_hand(self, slot: str) -> Trial | None:
+        """Return the trial that is being worked, if any."""
+        return next(iter(self._trials("slot = ? AND state = 'running'", slot)), None)
+
+    def move_trial(self, trial_id: int, state: TrialState, **columns: Any) -> None:
+        """Bring a trial into another state, with other columns. Raise StoreError for a step that is not legal."""
+        old = self.trial(trial_id).state
+        if not trial_may(old, state):
+            raise StoreError(f"trial {trial_id} cannot go from {old} to {state}")
+        self.update_trial(trial_id, state=state, **columns)
+
+    def update_trial(self, trial_id: int, **columns: Any) -> None:
+        """Set columns of a trial."""
+        self._update("trials", "id", trial_id, columns)
+
+    def put_first(self, trial_id: int) -> None:
+        """Move a queued trial to the head of its slot's queue."""
+        trial = self.trial(trial_id)
+        row = self.db.one(
+            "SELECT MIN(position), MAX(priority) FROM trials WHERE slot = ? AND state = 'queued' AND id != ?",
+            *(trial.slot, trial_id),
+        )
+        position, priority = (row[0], row[1]) if row and row[0] is not None else (1.0, trial.priority)
+        self.update_trial(trial_id, position=position - 1, priority=max(priority, trial.priority))
+
+    # --- what was measured
+
+    def put_result(self, trial_id: int, result: LevelResult, evidence: dict[str, Any]) -> None:
+        """Keep one level's result and, compressed, what it rests on."""
+        packed = zlib.compress(json.dumps(evidence, separators=(",", ":")).encode(), 6)
+        self.db.run(
+            "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)",
+            *(trial_id, result.concurrency, result.model_dump_json(), packed),
+        )
+
+    def results(self, trial_id: int) -> tuple[LevelResult, ...]:
+        """Return a trial's measured levels, by concurrency."""
+        rows = self.db.all("SELECT body FROM results WHERE trial_id = ? ORDER BY level", trial_id)
+        return tuple(LevelResult.model_validate_json(row["body"]) for row in rows)
+
+    def evidence(self, trial_id: int, level: int) -> dict[str, Any]:
+        """Return what one level's result rests on. Raise NotFound."""
+        row = self.db.one("SELECT evidence FROM results WHERE trial_id = ? AND level = ?", trial_id, level)
+        if row is None or row["evidence"] is None:
+            raise NotFound(f"nothing is kept of trial {trial_id} at concurrency {level}")
+        loaded: dict[str, Any] = json.loads(zlib.decompress(row["evidence"]))
+        return loaded
+
+    def drop_results(self, trial_id: int) -> None:
+        """Forget what an interrupted trial measured."""
+        self.db.run("DELETE FROM results WHERE trial_id = ?", trial_id)
+
+    # --- launches
+
+    def add_launch(self, launch: LaunchRow) -> None:
+        """Commit the intent to start a server."""
+        self.db.run(
+            "INSERT INTO launches (id, slot, candidate_id, name, purpose, trial_id, state, intended_at, boot_id, mono_s,"
+            " gpu_used_mib) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            *(launch.id, launch.slot, launch.candidate_id, launch.name, launch.purpose, launch.trial_id, launch.state),
+            *(launch.intended_at, launch.boot_id, launch.mono_s, json.dumps(launch.gpu_used_mib)),
+        )
+
+    def move_launch(self, launch_id: str, state: LaunchState, **columns: Any) -> None:
+        """Bring a launch into another state, with other columns. Raise StoreError for a step that is not legal."""
+        old = self.launch(launch_id).state
+        if not launch_may(old, state):
+            raise StoreError(f"launch {launch_id} cannot go from {old} to {state}")
+        self.update_launch(launch_id, state=state, **columns)
+
+    def update_launch(self, launch_id: str, **columns: Any) -> None:
+        """Set columns of a launch."""
+        self._update("launches", "id", launch_id, columns)
+
+    def launch(self, launch_id: str) -> LaunchRow:
+        """Return the launch with this id. Raise NotFound."""
+        found = self._launches("id = ?", launch_id)
+        if not found:
+            raise NotFound(f"there is no launch {launch_id}")
+        return found[0]
+
+    def open_launches(self, slot: str) -> list[LaunchRow]:
+        """Return the launches that have not ended."""
+        return self._launches("slot = ? AND state != 'ended' ORDER BY intended_at, id", slot)
+
+    def launches(self, slot: str | None = None, trial_id: int | None = None) -> list[LaunchRow]:
+        """Return launches, oldest first."""
+        return self._launches(
+            "(? IS NULL OR slot = ?) AND (? IS NULL OR trial_id = ?) ORDER BY rowid", slot, slot, trial_id, trial_id
+        )
+
+    def restore_failures(self, slot: str, candidate_id: str, boot_id: str, since_mono_s: float) -> int:
+        """Count the launches of a best-known that ended without being asked to, since then in this boot."""
+        row = self.db.one(
+            "SELECT COUNT(*) FROM launches WHERE slot = ? AND candidate_id = ? AND purpose = 'restore' AND state = 'ended'"
+            " AND end_asked = 0 AND boot_id = ? AND mono_s >= ?",
+            *(slot, candidate_id, boot_id, since_mono_s),
+        )
+        return int(row[0]) if row else 0
+
+    def usual_ready_s(self, candidate_id: str) -> float | None:
+        """Return the median time from launch to generating tokens in this candidate's earlier launches."""
+        rows = self.db.all(
+            "SELECT ready_s FROM launches WHERE candidate_id = ? AND ready_s IS NOT NULL ORDER BY ready_s", candidate_id
+        )
+        return float(rows[len(rows) // 2]["ready_s"]) if rows else None
+
+    # --- the best-known
+
+    def promote(self, slot: str, candidate_id: str, name: str, trial_id: int, at: str) -> None:
+        """Make a candidate the best-known of a slot."""
+        self.db.run(
+            "INSERT INTO incumbents (slot, candidate_id, name, trial_id, at) VALUES (?, ?, ?, ?, ?)",
+            *(slot, candidate_id, name, trial_id, at),
+        )
+
+    def ladder(self, slot: str, rungs: int = 3) -> list[tuple[str, str, int]]:
+        """Return (candidate id, name, trial) of the last best-known ones, newest first, each candidate once."""
+        rows = self.db.all("SELECT candidate_id, name, trial_id FROM incumbents WHERE slot = ? ORDER BY id DESC", slot)
+        seen: dict[str, tuple[str, str, int]] = {}
+        for row in rows:
+            seen.setdefault(row["candidate_id"], (row["candidate_id"], row["name"], row["trial_id"]))
+        return list(seen.values())[:rungs]
+
+    def measured(self, slot: str, candidate_id: str, benchmark_hash: str) -> list[Trial]:
+        """Return the trials in which a candidate was measured to the end under a benchmark, newest first."""
+        return self._trials(
+            "slot = ? AND candidate_id = ? AND benchmark_hash = ? AND state = 'done'"
+            " AND verdict IN ('pass', 'inconclusive') ORDER BY id DESC",
+            *(slot, candidate_id, benchmark_hash),
+        )
+
+    # --- slots
+
+    def slot(self, name: str) -> SlotRow:
+        """Return what was said about a slot; a slot nobody has spoken of is plain."""
+        row = self.db.one("SELECT * FROM slots WHERE name = ?", name)
+        if row is None:
+            return SlotRow(name)
+        return SlotRow(**{**dict(row), "restore_hold": bool(row["restore_hold"])})
+
+    def update_slot(self, name: str, **columns: Any) -> None:
+        """Set columns of a slot."""
+        self.db.run("INSERT OR IGNORE INTO slots (name) VALUES (?)", name)
+        self._update("slots", "name", name, columns)
+
+    # --- the outbox of the journal
+
+    def add_entry(self, draft: Draft, at: str, trial_id: int | None = None) -> Entry:
+        """Number, link and commit an entry; it is published to the journal later, however often that takes."""
+        last = self.db.one("SELECT number, sha256 FROM entries ORDER BY number DESC LIMIT 1")
+        number, prev = (last["number"] + 1, last["sha256"]) if last else (1, GENESIS)
+        entry = render(draft, number, at, prev, self.secrets)
+        self.db.run(
+            "INSERT INTO entries (number, slot, title, at, prev, sha256, text, trial_id) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            *(entry.number, entry.slot, entry.title, entry.at, entry.prev, entry.sha256, entry.text, trial_id),
+        )
+        return entry
+
+    def entries_after(self, number: int) -> list[Entry]:
+        """Return the entries after a number, in order."""
+        rows = self.db.all("SELECT * FROM entries WHERE number > ? ORDER BY number", number)
+        return [
+            Entry(r["number"], r["at"], r["slot"], r["title"], r["prev"], r["sha256"], r["text"]) for r in rows
+        ]
+
+    def last_published(self) -> int:
+        """Return the number of the last entry known to be in the journal; 0 if none is."""
+        row = self.db.one("SELECT COALESCE(MAX(number), 0) FROM entries WHERE published = 1")
+        return int(row[0]) if row else 0
+
+    def mark_published(self, number: int) -> None:
+        """Record that every entry up to this number is in the journal, durably."""
+        self.db.run("UPDATE entries SET published = 1 WHERE number <= ? AND published = 0", number)
+
+    def published(self) -> list[tuple[int, str]]:
+        """Return (number, hash) of the published entries."""
+        return [(r["number"], r["sha256"]) for r in self.db.all("SELECT number, sha256 FROM entries WHERE published = 1")]
+
+    # --- rows
+
+    def _update(self, table: str, key: str, value: Any, columns: dict[str, Any]) -> None:
+        if columns:
+            sets = ", ".join(f"{column} = ?" for column in columns)
+            self.db.run(f"UPDATE {table} SET {sets} WHERE {key} = ?", *columns.values(), value)  # noqa: S608
+
+    def _trials(self, where: str, *values: Any) -> list[Trial]:
+        return [_row(Trial, row) for row in self.db.all(f"SELECT * FROM trials WHERE {where}", *values)]  # noqa: S608
+
+    def _launches(self, where: str, *values: Any) -> list[LaunchRow]:
+        return [_row(LaunchRow, row) for row in self.db.all(f"SELECT * FROM launches WHERE {where}", *values)]  # noqa: S608
+
+
+def judgement_columns(judgement: Judgement) -> dict[str, Any]:
+    """Given a verdict, return the columns of its trial."""
+    return {
+        "verdict": judgement.verdict,
+        "promoted": judgement.promote,
+        "reasons": json.dumps(judgement.reasons),
+        "score": json.dumps(asdict(judgement.score)) if judgement.score else None,
+    }
+
+
+_FROM_JSON: dict[str, Callable[[str], Any]] = {
+    "ended": Fired.model_validate_json,
+    "reasons": lambda text: tuple(json.loads(text)),
+    "score": lambda text: Interval(**json.loads(text)),
+    "diagnosis": TypeAdapter(Diagnosis).validate_json,
+    "gpu_used_mib": lambda text: {int(k): v for k, v in json.loads(text).items()},
+}
+
+
+def _row(kind: type[Any], row: sqlite3.Row) -> Any:
+    values = {}
+    for name, annotation in kind.__annotations__.items():
+        value = row[name]
+        if value is not None and name == "state":
+            value = annotation(value)
+        elif value is not None and name in _FROM_JSON:
+            value = _FROM_JSON[name](value)
+        elif annotation is bool:
+            value = bool(value)
+        elif name == "verdict" and value is not None:
+            value = Verdict(value)
+        elif name == "purpose":
+            value = Purpose(value)
+        values[name] = value
+    return kind(**values)

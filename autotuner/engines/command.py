@@ -1,0 +1,80 @@
+"""Any argv that serves an OpenAI-compatible API: no log format is assumed, only HTTP and the process."""
+
+from autotuner.core.candidate import Candidate
+from autotuner.engines.base import (
+    Counters,
+    Diagnosis,
+    Endpoints,
+    LogFact,
+    Place,
+    ServerExit,
+    Speculation,
+    Stage,
+)
+from autotuner.engines.diagnosis import choose, signature
+
+_SIGNATURES = (
+    signature(
+        "wrong-flag",
+        r"unrecognized arguments|unknown (option|flag|argument)|no such option|invalid argument:",
+        "the server refused a flag",
+        "compare with the program's --help",
+    ),
+)
+
+
+class Command:
+    """Reader of a server about which nothing is known beyond its API."""
+
+    name = "command"
+
+    def argv(self, candidate: Candidate, place: Place) -> tuple[str, ...]:
+        """launch.command with {host}, {port} and {model} filled in."""
+        model = candidate.launch.model or ""
+        words = candidate.launch.command or ()
+        return tuple(
+            word.replace("{host}", place.host).replace("{port}", str(place.port)).replace("{model}", model)
+            for word in words
+        )
+
+    def environment(self, candidate: Candidate) -> dict[str, str]:
+        """The candidate's own variables, and the place for programs that read it from there."""
+        return dict(candidate.launch.env)
+
+    def endpoints(self, candidate: Candidate) -> Endpoints:
+        """Only the completions endpoint is certain; its models list stands in for a health check."""
+        return Endpoints(health=None)
+
+    def help_argv(self, candidate: Candidate) -> tuple[str, ...] | None:
+        """Nothing is known about the program's flags."""
+        return None
+
+    def check(self, candidate: Candidate) -> tuple[str, ...]:
+        """The command must listen where the slot says, so it must take the port from us."""
+        command = candidate.launch.command or ()
+        problems = []
+        if not any("{port}" in word for word in command):
+            problems.append("launch.command must contain {port}, so that the server listens on the slot's port")
+        if candidate.launch.args:
+            problems.append('launch.args is not used by engine "command"; put the flags into launch.command')
+        return tuple(problems)
+
+    def speculation(self, candidate: Candidate) -> Speculation | None:
+        """Unknown, so never assumed."""
+        return None
+
+    def silence_limit_s(self, stage: Stage) -> float:
+        """An unknown program may be silent for long; the start's own deadline still holds."""
+        return 600.0
+
+    def read_line(self, line: str) -> tuple[LogFact, ...]:
+        """Nothing: an unknown format is not guessed at."""
+        return ()
+
+    def read_metrics(self, text: str) -> Counters:
+        """Nothing: see read_line."""
+        return Counters()
+
+    def diagnose(self, exit_: ServerExit, lines: tuple[str, ...]) -> Diagnosis:
+        """The signatures that every engine shares."""
+        return choose(_SIGNATURES, exit_, lines)

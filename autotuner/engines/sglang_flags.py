@@ -1,0 +1,114 @@
+"""SGLang's flags for speculation: what a candidate asks for, and what contradicts itself."""
+
+import re
+
+from autotuner.core.candidate import Candidate
+from autotuner.engines.base import Speculation
+
+_ALGORITHM = ("speculative-algorithm", "speculative-algo")
+_STEPS = "speculative-num-steps"
+_TOPK = "speculative-eagle-topk"
+_DRAFT_TOKENS = "speculative-num-draft-tokens"
+_DRAFTER = ("speculative-draft-model-path", "speculative-draft-model")
+
+# These need steps, top-k and draft tokens; the others draft a whole block and know draft tokens only.
+_STEPPED = {"EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "FROZEN_KV_MTP"}
+_NEEDS_DRAFTER = {"EAGLE3", "STANDALONE", "DFLASH"}
+_NO_DP_ATTENTION = {"STANDALONE", "NGRAM"}
+
+# The slot owns these; the model has a key of its own.
+_TAKEN = {
+    "port": "belongs to the slot; set it in the settings",
+    "host": "belongs to the slot; set it in the settings",
+    "model-path": "contradicts launch.model; keep only that one",
+    "model": "contradicts launch.model; keep only that one",
+}
+
+
+def speculation(candidate: Candidate) -> Speculation | None:
+    """Given a candidate, return the speculation it asks for, or None; what SGLang chooses is None inside."""
+    method = _method(candidate)
+    if not method:
+        return None
+    draft_tokens = _number(candidate, _DRAFT_TOKENS)
+    if method not in _STEPPED:
+        if draft_tokens is None:
+            draft_tokens = _number(candidate, "speculative-dflash-block-size")
+        # One of the draft tokens is the root: a block of N gives a length of at most N, bonus included.
+        return Speculation(method, draft_tokens - 1 if draft_tokens else None, draft_tokens)
+    steps = _number(candidate, _STEPS)
+    if candidate.arg("speculative-adaptive"):
+        steps = None  # SGLang changes the depth while it runs, up to 7 in its own table
+    if steps is not None and _number(candidate, _TOPK) == 1:
+        draft_tokens = steps + 1  # a chain: SGLang overrides whatever was asked for
+    return Speculation(method, steps, draft_tokens)
+
+
+def problems(candidate: Candidate) -> tuple[str, ...]:
+    """Given a candidate, return what SGLang would refuse, ignore or override, a sentence each."""
+    taken = [f"args.{flag} {why}" for flag, why in _TAKEN.items() if candidate.arg(flag) is not None]
+    method = _method(candidate)
+    if not method:
+        return (*taken, *_without_algorithm(candidate))
+    shape = _shape(candidate) if method in _STEPPED else []
+    return (*taken, *shape, *_drafter(candidate, method), *_attention(candidate, method))
+
+
+def _method(candidate: Candidate) -> str:
+    value = candidate.arg(*_ALGORITHM)
+    return "" if value is None or str(value).lower() == "none" else str(value).upper()
+
+
+def _number(candidate: Candidate, flag: str) -> int | None:
+    value = candidate.arg(flag)
+    return int(str(value)) if value is not None and re.fullmatch(r"-?\d+", str(value)) else None
+
+
+def _without_algorithm(candidate: Candidate) -> list[str]:
+    companions = (_STEPS, _TOPK, _DRAFT_TOKENS, *_DRAFTER)
+    named = [flag for flag in companions if candidate.arg(flag) is not None]
+    if not named:
+        return []
+    why = "is set without args.speculative-algorithm, so nothing would be speculated"
+    return [f"args.{named[0]} {why}; name the algorithm, e.g. EAGLE3"]
+
+
+def _shape(candidate: Candidate) -> list[str]:
+    """Steps, top-k and draft tokens: all three or none, and no more draft tokens than the tree can hold."""
+    flags = (_STEPS, _TOPK, _DRAFT_TOKENS)
+    missing = [flag for flag in flags if candidate.arg(flag) is None]
+    if missing:
+        given = [flag for flag in flags if flag not in missing]
+        return [f"args.{given[0]} needs args.{missing[0]}: SGLang wants all three or none"] if given else []
+    steps, topk, draft_tokens = (_number(candidate, flag) for flag in flags)
+    if steps is None or topk is None or draft_tokens is None:
+        return ["args.speculative-num-steps, -eagle-topk and -num-draft-tokens must be whole numbers"]
+    if topk == 1 and draft_tokens != steps + 1:
+        # Said rather than passed over: two such candidates would turn out to be one.
+        return [
+            f"args.{_DRAFT_TOKENS} = {draft_tokens} would become {steps + 1}: with top-k 1 it is steps + 1"
+        ]
+    most = 1 + topk + topk * topk * (steps - 1)
+    if draft_tokens > most:
+        return [
+            f"args.{_DRAFT_TOKENS} = {draft_tokens} is more than {steps} steps of top-k {topk} yield ({most})"
+        ]
+    return []
+
+
+def _drafter(candidate: Candidate, method: str) -> list[str]:
+    path = candidate.arg(*_DRAFTER)
+    if path is None:
+        return (
+            [f"args.{_ALGORITHM[0]} = {method} needs args.{_DRAFTER[0]}"] if method in _NEEDS_DRAFTER else []
+        )
+    if method == "EAGLE" and re.search(r"eagle[-_.]?3", str(path), re.IGNORECASE):
+        # SGLang starts such a pair without an error, and then nothing is ever accepted.
+        return [f'args.{_DRAFTER[0]} looks like an EAGLE-3 drafter; then {_ALGORITHM[0]} must be "EAGLE3"']
+    return []
+
+
+def _attention(candidate: Candidate, method: str) -> list[str]:
+    if method in _NO_DP_ATTENTION and candidate.arg("enable-dp-attention"):
+        return [f"args.{_ALGORITHM[0]} = {method} does not run with args.enable-dp-attention"]
+    return []

@@ -1,0 +1,134 @@
+"""vLLM's flags for speculation: --speculative-config in its three spellings, and what contradicts itself."""
+
+import json
+import re
+
+from autotuner.core.candidate import Candidate, flag_name
+from autotuner.engines.base import Speculation
+
+_CONFIG = ("speculative-config", "sc")
+# 0.33 has these beside the JSON.
+_SHORTCUTS = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens"}
+# What vLLM guesses from the drafter's path where no method is named.
+_GUESSES = (("eagle3", "eagle3"), ("eagle-", "eagle"), ("dflash", "dflash"), ("dspark", "dspark"))
+
+_TAKEN = {
+    "port": "belongs to the slot; set it in the settings",
+    "host": "belongs to the slot; set it in the settings",
+    "model": "contradicts launch.model; keep only that one",
+}
+_GONE = ("speculative-model", "num-speculative-tokens", "speculative-disable-by-batch-size")
+_NEEDS_MODEL = {"eagle", "eagle3", "draft_model", "dflash"}
+# The others have a default: mtp its layers, dflash and dspark their block, suffix its tree.
+_NEEDS_TOKENS = {"ngram", "ngram_gpu", "eagle", "eagle3", "draft_model"}
+
+
+def speculation(candidate: Candidate) -> Speculation | None:
+    """Given a candidate, return the speculation it asks for, or None; what vLLM chooses is None inside."""
+    config = _config(candidate)
+    if not config or isinstance(config, str):
+        return None
+    tokens = _tokens(config)
+    return Speculation(_method(config), tokens, tokens)
+
+
+def problems(candidate: Candidate) -> tuple[str, ...]:
+    """Given a candidate, return what vLLM would refuse or ignore, a sentence each."""
+    config = _config(candidate)
+    found = [f"args.{flag} {why}" for flag, why in _TAKEN.items() if candidate.arg(flag) is not None]
+    found += [
+        f"args.{flag} does not exist any more; write args.speculative-config as JSON"
+        for flag in _GONE
+        if candidate.arg(flag) is not None
+    ]
+    found += [config] if isinstance(config, str) else _contradictions(config, candidate)
+    if "VLLM_ATTENTION_BACKEND" in candidate.launch.env:
+        found.append("env.VLLM_ATTENTION_BACKEND: no release since 0.19 reads it; use args.attention-backend")
+    if candidate.arg("disable-log-stats"):
+        found.append("args.disable-log-stats takes away the metrics by which a candidate is judged")
+    return tuple(found)
+
+
+def _config(candidate: Candidate) -> dict[str, object] | str:
+    """The speculative configuration, empty where there is none, or a sentence about what is wrong with it."""
+    value = candidate.arg(*_CONFIG)
+    config: dict[str, object] = {}
+    if value is not None:
+        parsed = _parsed(str(value))
+        if isinstance(parsed, str):
+            return parsed
+        config = parsed
+    for key, part in candidate.launch.args.items():
+        group, dot, rest = flag_name(key).partition(".")
+        if group in _CONFIG and dot:  # --speculative-config.num_speculative_tokens 3, which a sweep can vary
+            config[rest.replace("-", "_")] = part
+    for flag, key in _SHORTCUTS.items():
+        if (short := candidate.arg(flag)) is not None:
+            config[key] = short
+    return config
+
+
+def _parsed(text: str) -> dict[str, object] | str:
+    try:
+        parsed = json.loads(text)
+    except ValueError as error:
+        return f"args.speculative-config is not valid JSON: {error}"
+    if not isinstance(parsed, dict):
+        return (
+            'args.speculative-config must be a JSON object: {"method": "ngram", "num_speculative_tokens": 4}'
+        )
+    return parsed
+
+
+def _method(config: dict[str, object]) -> str:
+    if config.get("method"):
+        return str(config["method"])
+    path = str(config.get("model", "")).lower()
+    if path in {"ngram", "[ngram]"}:
+        return "ngram"
+    return next((method for part, method in _GUESSES if part in path), "draft_model")
+
+
+def _tokens(config: dict[str, object]) -> int | None:
+    value = config.get("num_speculative_tokens")
+    return int(str(value)) if re.fullmatch(r"\d+", str(value)) else None
+
+
+def _contradictions(config: dict[str, object], candidate: Candidate) -> list[str]:
+    if not config:
+        wants = candidate.arg("per-request-spec-decode-metrics")
+        missing = "args.per-request-spec-decode-metrics stops a server that does not speculate"
+        return [missing] if wants not in {None, "none"} else []
+    method = _method(config)
+    return [*_missing(config, method), *_drafter(config, method, candidate), *_lookup(config)]
+
+
+def _missing(config: dict[str, object], method: str) -> list[str]:
+    found = []
+    if "method" not in config and "model" not in config:
+        found.append("args.speculative-config names neither method nor model")
+    if method in _NEEDS_MODEL and "model" not in config:
+        found.append(f"args.speculative-config: method {method} needs model, the path of the drafter")
+    if "num_speculative_tokens" not in config:
+        if method in _NEEDS_TOKENS:
+            found.append(f"args.speculative-config: method {method} needs num_speculative_tokens")
+    elif not _tokens(config):
+        found.append("args.speculative-config: num_speculative_tokens must be a whole number above 0")
+    return found
+
+
+def _drafter(config: dict[str, object], method: str, candidate: Candidate) -> list[str]:
+    found = []
+    if method == "eagle" and re.search(r"eagle[-_.]?3", str(config.get("model", "")), re.IGNORECASE):
+        found.append('args.speculative-config: the drafter looks like EAGLE-3; then method must be "eagle3"')
+    tensor_parallel = str(candidate.arg("tensor-parallel-size", "tp") or 1)
+    if str(config.get("draft_tensor_parallel_size", 1)) not in {"1", tensor_parallel}:
+        found.append(f"args.speculative-config: draft_tensor_parallel_size must be 1 or {tensor_parallel}")
+    return found
+
+
+def _lookup(config: dict[str, object]) -> list[str]:
+    least, most = config.get("prompt_lookup_min"), config.get("prompt_lookup_max")
+    if isinstance(least, int) and isinstance(most, int) and least > most:
+        return ["args.speculative-config: prompt_lookup_min is above prompt_lookup_max"]
+    return []

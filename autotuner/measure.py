@@ -1,0 +1,207 @@
+"""Measure one level of a trial: drive the load, read log and metrics meanwhile, have the rules look at every window.
+
+The level ends by its own time, by a rule, or because the server died; what was measured until then stays valid.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotuner import outcome
+from autotuner.act import server_ended
+from autotuner.bench.measurement import Figures, LevelSamples, Progress, figures
+from autotuner.context import Live, SlotContext
+from autotuner.core import decide
+from autotuner.core.candidate import Candidate
+from autotuner.core.facts import level_facts, server_facts
+from autotuner.core.gather import Gather, LevelPlan, baseline_steps
+from autotuner.core.objective import weights_of
+from autotuner.core.policy import Facts, Fired, Watch
+from autotuner.core.verdict import LevelResult
+from autotuner.edge import clock
+from autotuner.edge.host import ServerSeen
+from autotuner.edge.load import Load
+from autotuner.edge.probes import Probe
+from autotuner.edge.store import Trial
+from autotuner.engines.base import Diagnosis, ServerExit
+from autotuner.errors import HostError
+
+IDLE_WAIT_S = 15.0  # requests of an earlier level that the server has not given up yet
+ENDS_LEVEL = {"skip-level", "abandon", "quarantine", "void"}
+
+
+async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
+    """Measure one level and commit its result; or, if the server died, what its trial ends by."""
+    level = _Level(ctx, action)
+    async with ctx.probe(level.candidate) as probe:
+        await level.wait_until_idle(probe)
+        samples = await level.drive(probe)
+        died = await level.death()
+    if died is not None:
+        diagnosis, fired = died
+        with ctx.store.transaction():
+            outcome.launch_ended(ctx, ctx.store.launch(action.launch_id), level.seen, diagnosis, asked=False)
+            ctx.store.update_trial(action.trial_id, ended=fired.model_dump_json())
+        return
+    result = level.judge(samples)
+    ctx.store.put_result(action.trial_id, result, level.evidence(samples))
+    ctx.live = Live(stage="measured", level=action.level, output_tok_s=result.figures.output_tok_s)
+
+
+@dataclass
+class _Look:
+    """One look of the rules, kept so that a verdict can be recomputed."""
+
+    on: str
+    facts: Facts
+    fired: list[str] = field(default_factory=list)
+
+
+class _Level:
+    """One level being measured."""
+
+    def __init__(self, ctx: SlotContext, action: decide.RunLevel) -> None:
+        self.ctx = ctx
+        self.action = action
+        self.trial: Trial = ctx.store.trial(action.trial_id)
+        self.candidate: Candidate = ctx.store.candidate(self.trial.candidate_id)
+        self.engine = ctx.engine(self.candidate)
+        self.benchmark = outcome.benchmark_of(self.trial)
+        self.log = ctx.log(action.launch_id, self.engine)
+        self.watch = Watch(ctx.policies)
+        self.gather = Gather(self._plan())
+        self.looks: list[_Look] = []
+        self.fired: Fired | None = None
+        self.proposal: Fired | None = None
+        self.seen = ServerSeen(action.launch_id, alive=True)
+        self._began_s = clock.monotonic_s()
+        self._looked_s = 0.0
+
+    def _plan(self) -> LevelPlan:
+        objective = outcome.objective_of(self.ctx, self.benchmark)
+        baseline = outcome.baseline_of(self.ctx, self.trial)
+        best = baseline.get(self.action.level)
+        return LevelPlan(
+            concurrency=self.action.level,
+            decides=weights_of(objective, self.benchmark.levels).get(self.action.level, 0.0) > 0,
+            cap=self.log.running_cap,
+            speculation=self.engine.speculation(self.candidate),
+            baseline_steps_s=baseline_steps(baseline),
+            best=best.figures if best else None,
+            launch_noise=outcome.noise_of(self.ctx, self.trial.benchmark_hash),
+        )
+
+    async def wait_until_idle(self, probe: Probe) -> None:
+        """Nothing may run before the load begins; a server that stays busy is not ours alone, and the level says so."""
+        await probe.flush_cache()
+        deadline = clock.monotonic_s() + IDLE_WAIT_S
+        while clock.monotonic_s() < deadline:
+            text = await probe.scrape()
+            counters = self.engine.read_metrics(text) if text else None
+            if counters is None or (counters.running or 0) + (counters.queued or 0) <= 0:
+                return
+            await clock.sleep(0.25)
+        raise HostError(f"{self.trial.name} has requests running that are not the benchmark's; the level cannot be measured")
+
+    async def drive(self, probe: Probe) -> LevelSamples | None:
+        """Run the load to its end or until a rule ends it; return its samples, None if the server died first."""
+        await self.log.facts()
+        model = await probe.model()
+        async with Load(self.ctx.slot.place.url, self.benchmark, self.action.level, model) as load:
+            async for message in load.messages():
+                if isinstance(message, LevelSamples):
+                    return message
+                self.gather.add_progress(message)
+                if not await self._alive():
+                    return None
+                await self._window(probe, message)
+                if self.fired is not None:
+                    load.stop()
+        return None
+
+    async def death(self) -> tuple[Diagnosis, Fired] | None:
+        """If the server has died, return why and the rule that names it."""
+        if await self._alive():
+            return None
+        lines = await self.log.rest()
+        diagnosis = self.engine.diagnose(ServerExit(self.seen.exit_code, asked=False, became_ready=True), lines)
+        facts = {**server_facts(alive=False, exit_code=self.seen.exit_code, diagnosis=diagnosis), **self._facts()}
+        self.fired = None
+        self._look("window", facts)
+        return diagnosis, self.fired or server_ended(diagnosis)
+
+    def judge(self, samples: LevelSamples | None) -> LevelResult:
+        """Given the level's samples, return its result with the rule that ended it, if any."""
+        if samples is None:
+            raise HostError("the load ended without samples")
+        measured = figures(samples)
+        if self.fired is None:
+            self._look("level", self._facts(measured))
+        if self.fired is not None and self.fired.action == "void":
+            measured = measured.model_copy(update={"void": self.fired.sentence})
+        result = self.gather.result(measured)
+        ended_by = self.fired if self.fired is None or self.fired.action != "void" else None
+        return result.model_copy(update={"fired": ended_by, "proposal": self.proposal})
+
+    def evidence(self, samples: LevelSamples | None) -> dict[str, Any]:
+        """What the result rests on: enough to recompute every figure and every look of the rules."""
+        return {
+            "samples": samples.model_dump(mode="json") if samples else None,
+            "windows": [dataclasses.asdict(w) for w in self.gather.windows],
+            "looks": [dataclasses.asdict(look) for look in self.looks],
+            "policies": {policy.file: policy.sha256 for policy in self.ctx.policies},
+        }
+
+    async def _alive(self) -> bool:
+        self.seen = await self.ctx.host.inspect(self.action.launch_id)
+        return self.seen.alive
+
+    async def _window(self, probe: Probe, progress: Progress) -> None:
+        """At the end of each window: read what is new, and have the rules look."""
+        now = clock.monotonic_s() - self._began_s
+        if now - self._looked_s < self.benchmark.window_s and self._looked_s:
+            return
+        self._looked_s = now
+        self.gather.add_log(await self.log.facts())
+        text = await probe.scrape()
+        if text is not None:
+            self.gather.add_scrape(now, self.engine.read_metrics(text))
+        self._show(progress)
+        if self.fired is None:
+            self._look("window", {**server_facts(alive=True, exit_code=None, diagnosis=None), **self._facts()})
+
+    def _facts(self, final: Figures | None = None) -> Facts:
+        done = len(self.ctx.store.results(self.trial.id))
+        trial: Facts = {
+            "trial.elapsed_s": outcome.took_s(self.trial),
+            "trial.levels_done": float(done),
+            "candidate.engine": self.candidate.engine,
+        }
+        return {**trial, **level_facts(self.gather.so_far(final))}
+
+    def _look(self, on: Any, facts: Facts) -> None:
+        look = _Look(on, facts)
+        for fired in self.watch.look(on, facts):
+            look.fired.append(f"{fired.file}/{fired.rule}" + (" (dry run)" if fired.dry_run else ""))
+            if fired.dry_run:
+                continue
+            if fired.action == "propose":
+                self.proposal = self.proposal or fired
+            elif fired.action in ENDS_LEVEL and self.fired is None:
+                self.fired = fired
+        self.looks.append(look)
+
+    def _show(self, progress: Progress) -> None:
+        so_far = self.gather.so_far()
+        spec = so_far.speculation
+        self.ctx.live = Live(
+            stage=f"measuring ({progress.phase})",
+            progress=f"{progress.done} requests done, {progress.in_flight} in flight",
+            level=self.action.level,
+            running=so_far.running,
+            output_tok_s=so_far.figures.output_tok_s or None,
+            accept_len=spec.accept_len.mean if spec and spec.accept_len else None,
+            needed=spec.needed if spec else None,
+            since_s=self._began_s,
+            usual_s=self.benchmark.seconds * (1 + outcome.WARMUP_SHARE),
+        )

@@ -1,0 +1,233 @@
+"""The daemon's own settings, autotuner.toml: slots, benchmarks, objective, budgets, windows, and where things live.
+
+Reads a file and validates it; an error names file, line, key and the nearest right one. A slot may override the
+objective, since two models seldom want the same one.
+"""
+
+import datetime as dt
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+from autotuner.bench.workload import Benchmark
+from autotuner.core.objective import Objective
+from autotuner.core.policy import Policy, load_policy
+from autotuner.core.source import Source, problem_at, validate
+from autotuner.engines.base import Place
+from autotuner.errors import InvalidInput, NotFound, Problem
+from autotuner.shipped import folder
+
+ENV_VAR = "AUTOTUNER_SETTINGS"
+PLACES = ("autotuner.toml", "~/.config/autotuner/autotuner.toml", "/etc/autotuner/autotuner.toml")
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+
+SlotName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]
+Clock = Annotated[str, StringConstraints(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Slot(_Strict):
+    """A host, a GPU set and a port: it holds at most one server.
+
+    `secret_files` maps a variable to a file whose content the server gets as that variable; the value itself never
+    enters the store, the journal or an argv. `drain_s` is how long requests on a server may take to end before it stops.
+    """
+
+    host: Literal["local"] = "local"
+    listen: str = "127.0.0.1"
+    port: int = Field(ge=1, le=65535)
+    gpus: tuple[int, ...] = ()
+    benchmark: str = ""
+    objective: Objective | None = None
+    secret_files: dict[str, str] = Field(default_factory=dict)
+    start_timeout_s: float = Field(default=1800.0, gt=0)
+    stop_grace_s: float = Field(default=30.0, gt=0)
+    drain_s: float = Field(default=30.0, ge=0)
+
+    @property
+    def place(self) -> Place:
+        """Where the slot's server listens, as the daemon reaches it."""
+        return Place("127.0.0.1" if self.listen in {"0.0.0.0", ""} else self.listen, self.port)  # noqa: S104
+
+
+class Budget(_Strict):
+    """What a campaign may cost. None means without limit."""
+
+    gpu_hours: float | None = Field(default=None, gt=0)
+    trials: int | None = Field(default=None, gt=0)
+    deadline: dt.datetime | None = None
+
+    @field_validator("deadline")
+    @classmethod
+    def _in_utc(cls, value: dt.datetime | None) -> dt.datetime | None:
+        """A time without a zone is the host's local time, which is what an operator means by it."""
+        return value.astimezone(dt.UTC) if value is not None else None
+
+
+class Window(_Strict):
+    """Trials run only inside one of the windows. Local time; `until` before `from` runs past midnight."""
+
+    days: tuple[Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"], ...] = DAYS
+    from_: Clock = Field(alias="from")
+    until: Clock
+
+    def contains(self, moment: dt.datetime) -> bool:
+        """Given a local time, tell whether it is inside; a window past midnight belongs to the day it began on."""
+        clock = f"{moment:%H:%M}"
+        today, yesterday = DAYS[moment.weekday()], DAYS[moment.weekday() - 1]
+        if self.from_ <= self.until:
+            return today in self.days and self.from_ <= clock < self.until
+        return (today in self.days and clock >= self.from_) or (yesterday in self.days and clock < self.until)
+
+
+class Settings(_Strict):
+    """Everything the daemon is told."""
+
+    state_dir: Path
+    journal_dir: Path | None = None
+    log_dir: Path | None = None
+    policies_dir: Path | None = None
+    restore: Literal["idle", "always"] = "idle"
+    cycle_s: float = Field(default=1.0, ge=0.05, le=30)
+    serving_probe_every_s: float = Field(default=60.0, ge=0)
+    disk_free_min_mib: int = Field(default=64, ge=0)
+    slots: dict[SlotName, Slot] = Field(min_length=1)
+    benchmarks: dict[str, Benchmark] = Field(default_factory=lambda: {"default": Benchmark()})
+    objective: Objective = Objective()
+    budget: Budget = Budget()
+    window: tuple[Window, ...] = ()
+
+    @model_validator(mode="after")
+    def _slots_do_not_overlap(self) -> Self:
+        ports: dict[int, str] = {}
+        gpus: dict[int, str] = {}
+        for name, slot in self.slots.items():
+            if slot.port in ports:
+                raise ValueError(f"slots {ports[slot.port]} and {name} share port {slot.port}")
+            ports[slot.port] = name
+            for gpu in slot.gpus:
+                if gpu in gpus:
+                    raise ValueError(f"slots {gpus[gpu]} and {name} share GPU {gpu}")
+                gpus[gpu] = name
+        return self
+
+    @property
+    def database(self) -> Path:
+        """The state database."""
+        return self.state_dir / "state.db"
+
+    @property
+    def lock_file(self) -> Path:
+        """Held by whoever works the slots: the daemon, or `restore-best` without one."""
+        return self.state_dir / "daemon.lock"
+
+    @property
+    def journal(self) -> Path:
+        """The folder of the journal."""
+        return self.journal_dir or self.state_dir / "journal"
+
+    @property
+    def launches(self) -> Path:
+        """The folder with one folder a launch: its log, its identity, its exit status."""
+        return self.log_dir or self.state_dir / "launches"
+
+    def benchmark_name(self, slot: str, wanted: str | None = None) -> str:
+        """Given a slot and perhaps the benchmark a candidate asks for, return its name. Raise NotFound if there is none."""
+        name = wanted or self.slots[slot].benchmark or next(iter(self.benchmarks))
+        if name not in self.benchmarks:
+            raise NotFound(f"there is no benchmark called {name}; known: {', '.join(self.benchmarks)}")
+        return name
+
+    def objective_of(self, slot: str) -> Objective:
+        """Given a slot, return its own objective, or the common one."""
+        return self.slots[slot].objective or self.objective
+
+    def window_closed(self, moment: dt.datetime) -> str:
+        """Given a local time, return why no trial may run then; empty if it may."""
+        if not self.window or any(window.contains(moment) for window in self.window):
+            return ""
+        shown = "; ".join(f"{'/'.join(w.days)} {w.from_} to {w.until}" for w in self.window)
+        return f"outside the maintenance windows ({shown})"
+
+
+def find_settings(given: str | None) -> Path:
+    """Given the path from the command line or None, return the settings file to use. Raise NotFound naming the places."""
+    wanted = given or os.environ.get(ENV_VAR)
+    if wanted:
+        path = Path(wanted).expanduser()
+        if not path.is_file():
+            raise NotFound(f"there is no settings file at {path}")
+        return path
+    for place in PLACES:
+        path = Path(place).expanduser()
+        if path.is_file():
+            return path
+    raise NotFound(
+        f"no settings file found; looked for {', '.join(PLACES)}. Name one with --settings or ${ENV_VAR}; "
+        "examples/kimi-k2.5/autotuner.toml is a start"
+    )
+
+
+def load_settings(path: Path) -> Settings:
+    """Given a settings file, return the settings, relative paths taken from its folder. Raise InvalidInput."""
+    source = read_source(path)
+    settings = validate(Settings, source)
+    problems = _cross_problems(source, settings)
+    if problems:
+        raise InvalidInput(problems)
+    base = path.resolve().parent
+    keys = ("state_dir", "journal_dir", "log_dir", "policies_dir")
+    paths = {key: base / value.expanduser() for key in keys if (value := getattr(settings, key)) is not None}
+    return settings.model_copy(update=paths)
+
+
+def load_policies(settings: Settings) -> tuple[Policy, ...]:
+    """Given the settings, return the policies of their folder, the shipped ones unless another is named."""
+    where = settings.policies_dir or folder("policies")
+    if not where.is_dir():
+        raise NotFound(f"there is no policies folder at {where}")
+    policies: list[Policy] = []
+    problems: list[Problem] = []
+    for path in sorted(where.glob("*.toml")):
+        try:
+            source = read_source(path)
+            policies.append(load_policy(Source(path.name, source.text)))
+        except InvalidInput as error:
+            problems += error.problems
+    if problems:
+        raise InvalidInput(problems)
+    return tuple(policies)
+
+
+def read_source(path: Path) -> Source:
+    """Given a path, return its text under its own name. Raise InvalidInput if it cannot be read or is no UTF-8 text."""
+    try:
+        return Source(str(path), path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise InvalidInput([Problem(str(path), "is not UTF-8 text", line)]) from None
+    except OSError as error:
+        raise InvalidInput([Problem(str(path), f"cannot be read: {error.strerror}")]) from None
+
+
+def _cross_problems(source: Source, settings: Settings) -> list[Problem]:
+    problems = []
+    for name, slot in settings.slots.items():
+        if slot.benchmark and slot.benchmark not in settings.benchmarks:
+            hint = f"known: {', '.join(settings.benchmarks)}"
+            problems.append(problem_at(source, ("slots", name, "benchmark"), f"there is no benchmark {slot.benchmark}", hint))
+        bad = [v for v in slot.secret_files if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", v)]
+        problems += [problem_at(source, ("slots", name, "secret_files", v), "is no variable name") for v in bad]
+        objective = settings.objective_of(name)
+        levels = settings.benchmarks[settings.benchmark_name(name)].levels if not problems else ()
+        if levels and objective.level is not None and objective.level not in levels:
+            where = ("slots", name, "objective", "level") if slot.objective else ("objective", "level")
+            hint = f"levels: {', '.join(map(str, levels))}"
+            problems.append(problem_at(source, where, f"the benchmark of slot {name} has no level {objective.level}", hint))
+    return problems

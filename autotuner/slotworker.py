@@ -1,0 +1,271 @@
+"""Works one slot: observes, decides, carries out. One cycle is short; long actions run as a task that it inspects."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+from autotuner import act, log, measure, outcome
+from autotuner.context import SlotContext
+from autotuner.core import decide
+from autotuner.core.decide import Decision, Doing, IncumbentRecord, LaunchRecord, Observed, Recorded, TrialRecord
+from autotuner.core.policy import Facts, built_in, holding
+from autotuner.core.state import Verdict
+from autotuner.core.verdict import judge, lost, next_level
+from autotuner.edge import clock
+from autotuner.edge.host import PortHolder
+from autotuner.edge.store import SlotRow, Trial
+from autotuner.errors import HostError, StoreError
+
+RETRY_AFTER_S = 5.0  # a failed action is tried again, but not in a tight loop
+
+
+class SlotWorker:
+    """The reconciling loop of one slot, a cycle at a time. `last` is the decision of the last cycle."""
+
+    def __init__(self, ctx: SlotContext) -> None:
+        self.ctx = ctx
+        self.last = Decision(decide.Wait(), "starting up")
+        self._task: asyncio.Task[None] | None = None
+        self._doing: Doing | None = None
+        self._wait_until_s = 0.0
+        self._interrupted_by_start = False
+        self._probed_s = 0.0
+        self._failed = ""
+        self._log = log.get().bind(slot=ctx.name)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a long action is in progress."""
+        return self._task is not None
+
+    def start_up(self) -> None:
+        """Nothing is known about the time without a daemon: the best-known comes first, and a trial begins anew."""
+        store, name = self.ctx.store, self.ctx.name
+        trial = store.trial_in_hand(name)
+        with store.transaction():
+            if trial is not None:
+                store.update_trial(trial.id, interruptions=trial.interruptions + 1)
+                self._interrupted_by_start = True
+            slot = store.slot(name)
+            if store.ladder(name) and not slot.degraded and not slot.restore_wanted:
+                store.update_slot(name, restore_wanted="the daemon was started")
+
+    async def cycle(self) -> Decision:
+        """Observe, decide and carry out or begin to. Raise StoreError where nothing can be recorded."""
+        await self._collect()
+        recorded = self._record()
+        observed = await self._observe(recorded)
+        decision = decide.decide(recorded, observed)
+        waits = isinstance(decision.action, decide.Wait | decide.Interrupt)
+        if not waits and clock.monotonic_s() < self._wait_until_s:
+            decision = Decision(decide.Wait(), f"{self._failed}; next try in a moment")
+        if decision.reason != self.last.reason:
+            self._log.info("decided", action=type(decision.action).__name__, reason=decision.reason)
+        self.last = decision
+        await self._carry_out(decision, recorded, observed)
+        return decision
+
+    async def end(self) -> None:
+        """Let go of a long action; the servers live on."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=5.0)
+            self._task = None
+
+    async def _collect(self) -> None:
+        """Take in the end of a long action. The trial boundary: what goes wrong inside a trial ends there."""
+        if self._task is None or not self._task.done():
+            return
+        task, doing = self._task, self._doing
+        self._task, self._doing = None, None
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            self._failed = ""
+            return
+        self._failed = str(error) or type(error).__name__
+        self._wait_until_s = clock.monotonic_s() + RETRY_AFTER_S
+        self._log.error("action failed", doing=doing.what if doing else "", error=self._failed, exc_info=error)
+        if isinstance(error, StoreError):
+            raise error
+        if doing is not None and doing.trial_id is not None:
+            self._end_trial(doing.trial_id, error)
+        elif isinstance(error, HostError):
+            outcome.blocked(self.ctx, self._failed)
+
+    def _end_trial(self, trial_id: int, error: BaseException) -> None:
+        expected = isinstance(error, HostError)
+        sentence = str(error) if expected else f"autotuner itself failed: {type(error).__name__}: {error}"
+        advice = "" if expected else "this is a bug; the daemon's log has the traceback"
+        fired = built_in("could-not-measure", sentence, Verdict.ERROR, advice)
+        self.ctx.store.update_trial(trial_id, ended=fired.model_dump_json())
+
+    def _record(self) -> Recorded:
+        store, name = self.ctx.store, self.ctx.name
+        slot = store.slot(name)
+        trial, queued = store.trial_in_hand(name), store.queue(name)
+        since = clock.monotonic_s() - decide.RESTORE_WINDOW_S
+        boot = clock.boot_id()
+        ladder = tuple(
+            IncumbentRecord(candidate, label, store.restore_failures(name, candidate, boot, since))
+            for candidate, label, _ in store.ladder(name)
+        )
+        return Recorded(
+            slot=name,
+            launches=tuple(
+                LaunchRecord(row.id, row.candidate_id, row.name, row.purpose, row.state, row.trial_id)
+                for row in store.open_launches(name)
+            ),
+            trial=self._trial_record(trial) if trial else None,
+            queued=TrialRecord(queued[0].id, queued[0].candidate_id, queued[0].name) if queued else None,
+            ladder=ladder,
+            paused=slot.paused,
+            hands_off=slot.hands_off,
+            restore_wanted=slot.restore_wanted,
+            degraded=slot.degraded,
+            no_new_trials=self._no_new_trials(slot, bool(queued)),
+            interrupt_trial=self._interrupt(slot) if trial else "",
+            restore_always=self.ctx.settings.restore == "always",
+            baseline_missing=bool(queued and ladder) and self._baseline_missing(queued[0], ladder[0].candidate_id),
+        )
+
+    def _trial_record(self, trial: Trial) -> TrialRecord:
+        so_far = outcome.trial_so_far(self.ctx, trial)
+        concluded = ""
+        if so_far.ended is not None or lost(so_far) is not None:
+            concluded = judge(so_far).reasons[0]
+        return TrialRecord(
+            trial.id, trial.candidate_id, trial.name, trial.interruptions, next_level(so_far), concluded
+        )
+
+    def _baseline_missing(self, queued: Trial, best: str) -> bool:
+        store, name = self.ctx.store, self.ctx.name
+        measured = store.measured(name, best, queued.benchmark_hash)
+        tried = [t for t in store.same_trials(name, best, queued.benchmark_hash) if t.is_baseline]
+        return not measured and not tried
+
+    def _no_new_trials(self, slot: SlotRow, anything_queued: bool) -> str:
+        if not anything_queued:
+            return ""
+        closed = self.ctx.settings.window_closed(clock.local_now())
+        if closed:
+            return closed
+        fired = holding(self.ctx.policies, "next", self._budget_facts(slot))
+        return next((f.sentence for f in fired if f.action == "pause" and not f.dry_run), "")
+
+    def _interrupt(self, slot: SlotRow) -> str:
+        if self._interrupted_by_start:
+            return "the daemon ended during it"
+        if slot.paused.startswith("now:"):
+            return slot.paused
+        closed = self.ctx.settings.window_closed(clock.local_now())
+        if closed:
+            return closed
+        fired = holding(self.ctx.policies, "trial", self._budget_facts(slot))
+        return next((f.sentence for f in fired if f.action == "pause" and not f.dry_run), "")
+
+    def _budget_facts(self, slot: SlotRow) -> Facts:
+        budget = self.ctx.settings.budget
+        facts: Facts = {}
+        begun = [t for t in self.ctx.store.trials(self.ctx.name) if t.begun_at and t.id > slot.campaign_from]
+        if budget.trials is not None:
+            facts["budget.trials_left"] = float(budget.trials - len(begun))
+        if budget.gpu_hours is not None:
+            busy_s = sum(outcome.took_s(t) if t.ended_at is None else t.busy_s for t in begun)
+            facts["budget.gpu_hours_left"] = budget.gpu_hours - busy_s / 3600 * max(1, len(self.ctx.slot.gpus))
+        if budget.deadline is not None:
+            facts["budget.deadline_s"] = (budget.deadline - clock.utc_now()).total_seconds()
+        return facts
+
+    async def _observe(self, recorded: Recorded) -> Observed:
+        living = set()
+        for launch in recorded.launches:
+            if launch.id in self.ctx.starting or (await self.ctx.host.inspect(launch.id)).alive:
+                living.add(launch.id)
+        verified = self.ctx.verified & living
+        every = self.ctx.settings.serving_probe_every_s
+        if every and clock.monotonic_s() - self._probed_s > every:
+            self._probed_s = clock.monotonic_s()
+            verified = set()
+        self.ctx.verified &= living
+        strangers = "" if living or self._doing else await self._strangers()
+        return Observed(frozenset(living), frozenset(verified), strangers, self._doing)
+
+    async def _strangers(self) -> str:
+        """Who holds the slot's port or GPUs, if it is not one of ours: named, never touched."""
+        slot = self.ctx.slot
+        holder = await self.ctx.host.port_holder(slot.port)
+        if holder is not None:
+            return f"port {slot.port} is held by {_describe(holder)}"
+        for gpu in await self.ctx.host.gpus(slot.gpus):
+            if gpu.processes:
+                pid, name, mib = gpu.processes[0]
+                return f"GPU {gpu.index} is used by pid {pid} ({name}, {mib:.0f} MiB)"
+        return ""
+
+    async def _carry_out(self, decision: Decision, recorded: Recorded, observed: Observed) -> None:
+        action, ctx, why = decision.action, self.ctx, decision.reason
+        if isinstance(action, decide.Wait):
+            outcome.blocked(ctx, why if observed.strangers and why.startswith("cannot launch") else "")
+            return
+        if not isinstance(action, decide.Interrupt):
+            outcome.blocked(ctx, "")
+        match action:
+            case decide.Interrupt():
+                if self._task is not None:
+                    self._task.cancel()
+            case decide.Launch():
+                if action.purpose == "trial" and (low := await self._disk_low()):
+                    self.last = Decision(decide.Wait(), low)
+                    return
+                self._begin(act.launch(ctx, action), why, action.trial_id)
+            case decide.AwaitServing():
+                self._begin(act.await_serving(ctx, action), why, action.trial_id)
+            case decide.RunLevel():
+                self._begin(measure.run_level(ctx, action), why, action.trial_id)
+            case decide.Verify():
+                self._begin(act.verify(ctx, action), why, None)
+            case decide.Stop():
+                self._begin(act.stop(ctx, action), why, None)
+            case decide.RecordEnd():
+                await act.record_end(ctx, action)
+            case _:
+                self._record_outcome(action, why)
+
+    def _record_outcome(self, action: Any, why: str) -> None:
+        """Actions that only change the record."""
+        ctx = self.ctx
+        match action:
+            case decide.BeginTrial():
+                outcome.begin_trial(ctx, action.trial_id)
+            case decide.Conclude():
+                outcome.conclude(ctx, action.trial_id)
+            case decide.Requeue():
+                outcome.requeue(ctx, action.trial_id, why)
+                self._interrupted_by_start = False
+            case decide.GiveUp():
+                outcome.give_up(ctx, action.trial_id, why)
+                self._interrupted_by_start = False
+            case decide.QueueBaseline():
+                outcome.queue_baseline(ctx, action.candidate_id, why)
+            case decide.RestoreDone():
+                outcome.restore_done(ctx, action.candidate_id, why)
+            case decide.Degrade():
+                outcome.degrade(ctx, why)
+
+    async def _disk_low(self) -> str:
+        free, least = await self.ctx.host.free_disk_mib(), self.ctx.settings.disk_free_min_mib
+        if free >= least:
+            return ""
+        return f"only {free:.0f} MiB of disk are free, {least} are asked for: no trial is started (disk_free_min_mib)"
+
+    def _begin(self, work: Awaitable[None], what: str, trial_id: int | None) -> None:
+        self._doing = Doing(what, trial_id)
+        self._task = asyncio.ensure_future(work)  # type: ignore[arg-type]
+
+
+def _describe(holder: PortHolder) -> str:
+    if holder.pid is None:
+        return holder.name
+    ours = f", launch {holder.launch_id} of another state folder" if holder.launch_id else ""
+    return f"pid {holder.pid} ({holder.name}{ours})"
+
