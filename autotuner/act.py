@@ -4,7 +4,7 @@ Each may be cancelled or killed at any await: what is committed is true, and the
 """
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autotuner import outcome
 from autotuner.context import Live, LogReader, SlotContext, pulse
@@ -109,7 +109,8 @@ async def verify(ctx: SlotContext, action: decide.Verify) -> None:
     seen = await ctx.host.stop(row.id, ctx.slot.stop_grace_s)
     outcome.launch_ended(ctx, row, seen, diagnosis, asked=False)
     ctx.store.add_entry(
-        ended_entry(ctx.name, row.name, diagnosis, seen.exit_code, "the best-known server is restored"), clock.utc_label()
+        ended_entry(ctx.name, row.name, diagnosis, seen.exit_code, "the best-known server is restored"),
+        clock.utc_label(),
     )
 
 
@@ -168,13 +169,13 @@ class _Following:
     ctx: SlotContext
     row: LaunchRow
     candidate: Candidate
-    start: Start = Start()
+    start: Start = field(default_factory=Start)
 
     def __post_init__(self) -> None:
         engine = self.ctx.engine(self.candidate)
         self.log: LogReader = self.ctx.log(self.row.id, engine)
         self.watch = Watch(self.ctx.policies)
-        self.usual_s = self.ctx.store.usual_ready_s(self.candidate.id)
+        self.usual_s = self.ctx.store.usual_ready_s(self.candidate)
         self.limit_s = self.candidate.launch.start_timeout_s or self.ctx.slot.start_timeout_s
 
     @property
@@ -221,11 +222,12 @@ def _now_serving(following: _Following) -> None:
 
 
 async def _start_failed(following: _Following, seen: ServerSeen) -> None:
-    ctx, row = following.ctx, following.row
     lines = await following.log.rest()
     diagnosis = following.log.engine.diagnose(ServerExit(seen.exit_code, asked=False, became_ready=False), lines)
     if seen.error and diagnosis.cause == "unknown":
-        diagnosis = Diagnosis("unknown", f"the server did not start: {seen.error}", diagnosis.advice, diagnosis.evidence)
+        diagnosis = Diagnosis(
+            "unknown", f"the server did not start: {seen.error}", diagnosis.advice, diagnosis.evidence
+        )
     facts = server_facts(alive=False, exit_code=seen.exit_code, diagnosis=diagnosis)
     _did_not_start(following, seen, diagnosis, following.fired(facts) or server_ended(diagnosis))
 
@@ -248,7 +250,9 @@ def _did_not_start(following: _Following, seen: ServerSeen, diagnosis: Diagnosis
             ctx.store.update_trial(row.trial_id, ended=fired.model_dump_json())
         else:
             ctx.store.add_entry(
-                ended_entry(ctx.name, row.name, diagnosis, seen.exit_code, "it is tried again within its restart budget"),
+                ended_entry(
+                    ctx.name, row.name, diagnosis, seen.exit_code, "it is tried again within its restart budget"
+                ),
                 clock.utc_label(),
             )
 
@@ -289,7 +293,9 @@ async def _wait_for_gpus(ctx: SlotContext, row: LaunchRow) -> None:
         if not over:
             return
         if clock.monotonic_s() > deadline:
-            shown = ", ".join(f"GPU {g.index}: {g.used_mib:.0f} MiB, {row.gpu_used_mib[g.index]:.0f} before" for g in over)
+            shown = ", ".join(
+                f"GPU {g.index}: {g.used_mib:.0f} MiB, {row.gpu_used_mib[g.index]:.0f} before" for g in over
+            )
             raise HostError(f"GPU memory did not come back after {row.name} was stopped ({shown})")
         await clock.sleep(0.5)
 

@@ -150,7 +150,9 @@ class Daemon:
             if found.torn is not None:
                 self._note(slot, "journal mended", "The end of the journal was torn and was kept aside.", [found.torn])
             if found.number < self._store.last_published():
-                sentence = f"Entries after {found.number:04d} were missing from the journal's files and were written again."
+                sentence = (
+                    f"Entries after {found.number:04d} were missing from the journal's files and were written again."
+                )
                 self._note(slot, "journal mended", sentence, [])
         self._journal_open = True
 
@@ -175,9 +177,13 @@ class Daemon:
 
     async def _pause(self) -> None:
         """Sleep a cycle; shorter while something is being done, so that a trial loses no time between its steps."""
-        busy = any(w.busy for w in self._workers) or not all(w.last.action.__class__.__name__ == "Wait" for w in self._workers)
+        busy = any(w.busy for w in self._workers) or not all(
+            w.last.action.__class__.__name__ == "Wait" for w in self._workers
+        )
         try:
-            await asyncio.wait_for(self._ending.wait(), min(self._settings.cycle_s, 0.1 if busy else self._settings.cycle_s))
+            await asyncio.wait_for(
+                self._ending.wait(), min(self._settings.cycle_s, 0.1 if busy else self._settings.cycle_s)
+            )
         except TimeoutError:
             return
 
@@ -192,9 +198,7 @@ class Daemon:
             settings = load_settings(self._path)
             policies = load_policies(settings)
             fixed = ("state_dir", "journal", "launches", "slots")
-            changed = [key for key in fixed if getattr(settings, key) != getattr(self._settings, key)]
-            if changed:
-                raise AutotunerError(f"{', '.join(changed)} cannot change while the daemon runs; restart it for that")
+            _check_fixed(self._settings, settings, fixed)
         except AutotunerError as error:
             self._log.error("settings not taken over, the old ones stay in force", error=str(error))
             sentence = f"Settings or policies could not be read again; the old ones stay in force: {error}"
@@ -230,3 +234,10 @@ class Daemon:
         for worker in self._workers:
             await worker.end()
         self._log.info("daemon ended; servers live on")
+
+
+def _check_fixed(old: Settings, new: Settings, keys: tuple[str, ...]) -> None:
+    """What servers and files already depend on cannot change under them."""
+    changed = [key for key in keys if getattr(new, key) != getattr(old, key)]
+    if changed:
+        raise AutotunerError(f"{', '.join(changed)} cannot change while the daemon runs; restart it for that")

@@ -16,7 +16,7 @@ from autotuner.core.candidate import Candidate
 from autotuner.core.facts import level_facts, server_facts
 from autotuner.core.gather import Gather, LevelPlan, baseline_steps
 from autotuner.core.objective import weights_of
-from autotuner.core.policy import Facts, Fired, Watch
+from autotuner.core.policy import Facts, Fired, Watch, When
 from autotuner.core.verdict import LevelResult
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
@@ -101,7 +101,9 @@ class _Level:
             if counters is None or (counters.running or 0) + (counters.queued or 0) <= 0:
                 return
             await clock.sleep(0.25)
-        raise HostError(f"{self.trial.name} has requests running that are not the benchmark's; the level cannot be measured")
+        raise HostError(
+            f"{self.trial.name} has requests running that are not the benchmark's; the level cannot be measured"
+        )
 
     async def drive(self, probe: Probe) -> LevelSamples | None:
         """Run the load to its end or until a rule ends it; return its samples, None if the server died first."""
@@ -126,17 +128,14 @@ class _Level:
         lines = await self.log.rest()
         diagnosis = self.engine.diagnose(ServerExit(self.seen.exit_code, asked=False, became_ready=True), lines)
         facts = {**server_facts(alive=False, exit_code=self.seen.exit_code, diagnosis=diagnosis), **self._facts()}
-        self.fired = None
-        self._look("window", facts)
-        return diagnosis, self.fired or server_ended(diagnosis)
+        return diagnosis, self._look("window", facts) or server_ended(diagnosis)
 
     def judge(self, samples: LevelSamples | None) -> LevelResult:
         """Given the level's samples, return its result with the rule that ended it, if any."""
         if samples is None:
             raise HostError("the load ended without samples")
         measured = figures(samples)
-        if self.fired is None:
-            self._look("level", self._facts(measured))
+        self.fired = self.fired or self._look("level", self._facts(measured))
         if self.fired is not None and self.fired.action == "void":
             measured = measured.model_copy(update={"void": self.fired.sentence})
         result = self.gather.result(measured)
@@ -168,7 +167,9 @@ class _Level:
             self.gather.add_scrape(now, self.engine.read_metrics(text))
         self._show(progress)
         if self.fired is None:
-            self._look("window", {**server_facts(alive=True, exit_code=None, diagnosis=None), **self._facts()})
+            self.fired = self._look(
+                "window", {**server_facts(alive=True, exit_code=None, diagnosis=None), **self._facts()}
+            )
 
     def _facts(self, final: Figures | None = None) -> Facts:
         done = len(self.ctx.store.results(self.trial.id))
@@ -179,17 +180,19 @@ class _Level:
         }
         return {**trial, **level_facts(self.gather.so_far(final))}
 
-    def _look(self, on: Any, facts: Facts) -> None:
-        look = _Look(on, facts)
+    def _look(self, on: When, facts: Facts) -> Fired | None:
+        """Have the rules look; return the first that ends the level, keep the first that proposes a candidate."""
+        look, ends = _Look(on, facts), None
         for fired in self.watch.look(on, facts):
             look.fired.append(f"{fired.file}/{fired.rule}" + (" (dry run)" if fired.dry_run else ""))
             if fired.dry_run:
                 continue
             if fired.action == "propose":
                 self.proposal = self.proposal or fired
-            elif fired.action in ENDS_LEVEL and self.fired is None:
-                self.fired = fired
+            elif fired.action in ENDS_LEVEL:
+                ends = ends or fired
         self.looks.append(look)
+        return ends
 
     def _show(self, progress: Progress) -> None:
         so_far = self.gather.so_far()

@@ -78,7 +78,11 @@ def requeue(ctx: SlotContext, trial_id: int, why: str) -> None:
         ctx.store.drop_results(trial_id)
         ctx.store.move_trial(trial_id, TrialState.QUEUED, ended=None, busy_s=took_s(trial))
         ctx.store.put_first(trial_id)
-        note(ctx, f"put back {trial.name}", f"The trial of {trial.name} was interrupted and is first in the queue again: {why}.")
+        note(
+            ctx,
+            f"put back {trial.name}",
+            f"The trial of {trial.name} was interrupted and is first in the queue again: {why}.",
+        )
 
 
 def give_up(ctx: SlotContext, trial_id: int, why: str) -> None:
@@ -157,7 +161,9 @@ def blocked(ctx: SlotContext, why: str) -> None:
         ctx.store.update_slot(ctx.name, blocked=why)
         if why:
             bullets = (("Do", "free it, or change the slot in the settings; the daemon looks again each cycle"),)
-            note(ctx, "blocked", f"{why[0].upper()}{why[1:]}; autotuner does not touch what it did not launch.", bullets)
+            note(
+                ctx, "blocked", f"{why[0].upper()}{why[1:]}; autotuner does not touch what it did not launch.", bullets
+            )
         else:
             note(ctx, "unblocked", "What kept the slot from going on is gone.")
 

@@ -8,7 +8,7 @@ import datetime as dt
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
@@ -22,7 +22,8 @@ from autotuner.shipped import folder
 
 ENV_VAR = "AUTOTUNER_SETTINGS"
 PLACES = ("autotuner.toml", "~/.config/autotuner/autotuner.toml", "/etc/autotuner/autotuner.toml")
-DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+DAYS: tuple[Day, ...] = get_args(Day)
 
 SlotName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]
 Clock = Annotated[str, StringConstraints(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
@@ -73,7 +74,7 @@ class Budget(_Strict):
 class Window(_Strict):
     """Trials run only inside one of the windows. Local time; `until` before `from` runs past midnight."""
 
-    days: tuple[Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"], ...] = DAYS
+    days: tuple[Day, ...] = DAYS
     from_: Clock = Field(alias="from")
     until: Clock
 
@@ -221,7 +222,9 @@ def _cross_problems(source: Source, settings: Settings) -> list[Problem]:
     for name, slot in settings.slots.items():
         if slot.benchmark and slot.benchmark not in settings.benchmarks:
             hint = f"known: {', '.join(settings.benchmarks)}"
-            problems.append(problem_at(source, ("slots", name, "benchmark"), f"there is no benchmark {slot.benchmark}", hint))
+            problems.append(
+                problem_at(source, ("slots", name, "benchmark"), f"there is no benchmark {slot.benchmark}", hint)
+            )
         bad = [v for v in slot.secret_files if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", v)]
         problems += [problem_at(source, ("slots", name, "secret_files", v), "is no variable name") for v in bad]
         objective = settings.objective_of(name)
@@ -229,5 +232,7 @@ def _cross_problems(source: Source, settings: Settings) -> list[Problem]:
         if levels and objective.level is not None and objective.level not in levels:
             where = ("slots", name, "objective", "level") if slot.objective else ("objective", "level")
             hint = f"levels: {', '.join(map(str, levels))}"
-            problems.append(problem_at(source, where, f"the benchmark of slot {name} has no level {objective.level}", hint))
+            problems.append(
+                problem_at(source, where, f"the benchmark of slot {name} has no level {objective.level}", hint)
+            )
     return problems

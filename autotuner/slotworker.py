@@ -1,7 +1,7 @@
 """Works one slot: observes, decides, carries out. One cycle is short; long actions run as a task that it inspects."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from typing import Any
 
 from autotuner import act, log, measure, outcome
@@ -133,9 +133,7 @@ class SlotWorker:
         concluded = ""
         if so_far.ended is not None or lost(so_far) is not None:
             concluded = judge(so_far).reasons[0]
-        return TrialRecord(
-            trial.id, trial.candidate_id, trial.name, trial.interruptions, next_level(so_far), concluded
-        )
+        return TrialRecord(trial.id, trial.candidate_id, trial.name, trial.interruptions, next_level(so_far), concluded)
 
     def _baseline_missing(self, queued: Trial, best: str) -> bool:
         store, name = self.ctx.store, self.ctx.name
@@ -258,9 +256,9 @@ class SlotWorker:
             return ""
         return f"only {free:.0f} MiB of disk are free, {least} are asked for: no trial is started (disk_free_min_mib)"
 
-    def _begin(self, work: Awaitable[None], what: str, trial_id: int | None) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None], what: str, trial_id: int | None) -> None:
         self._doing = Doing(what, trial_id)
-        self._task = asyncio.ensure_future(work)  # type: ignore[arg-type]
+        self._task = asyncio.create_task(work)
 
 
 def _describe(holder: PortHolder) -> str:
@@ -268,4 +266,3 @@ def _describe(holder: PortHolder) -> str:
         return holder.name
     ours = f", launch {holder.launch_id} of another state folder" if holder.launch_id else ""
     return f"pid {holder.pid} ({holder.name}{ours})"
-

@@ -117,7 +117,7 @@ class LevelRun:
         self._lag = Histogram()
         self._records: list[Record] = []
         self._live: dict[Record, Connection | None] = {}
-        self._good = self._failed = self._good_before = 0
+        self._good = self._failed = self._good_before = self._told = 0
         self._cold = concurrency if benchmark.warmup_requests else 0  # streams not yet warm
         self._zero = self._cpu_from = 0.0
         self._stopping = False
@@ -160,6 +160,7 @@ class LevelRun:
         await self._until(lambda: self._cold == 0, max(WARMUP_LEAST_S, 4 * seconds))
         if self._stopping or (self._failed and not self._good and not self._cold):
             return  # stopped, or every request of the warm-up failed
+        self._tell()  # so that no later line mixes events of the warm-up into the steady part
         self._meter.steady_from = monotonic_s()
         self._cpu_from = _cpu_s()
         self._good_before = self._good
@@ -253,21 +254,23 @@ class LevelRun:
                 self._lag.add(max(0.0, monotonic_s() - due))
 
     async def _report(self) -> None:
-        told = 0
         while True:
             await asyncio.sleep(PROGRESS_S)
-            self._on_progress(
-                Progress(
-                    at_s=round(monotonic_s() - self._zero, 3),
-                    phase="warm-up" if self._meter.steady_from is None else "steady",
-                    events=self._meter.events - told,
-                    in_flight=len(self._live),
-                    done=self._good,
-                    failed=self._failed,
-                    tokens_per_event=round(self._meter.tokens_per_event, 4),
-                )
+            self._tell()
+
+    def _tell(self) -> None:
+        events, self._told = self._meter.events - self._told, self._meter.events
+        self._on_progress(
+            Progress(
+                at_s=round(monotonic_s() - self._zero, 3),
+                phase="warm-up" if self._meter.steady_from is None else "steady",
+                events=events,
+                in_flight=len(self._live),
+                done=self._good,
+                failed=self._failed,
+                tokens_per_event=round(self._meter.tokens_per_event, 4),
             )
-            told = self._meter.events
+        )
 
     def _samples(self, now: float, cpu_s: float) -> LevelSamples:
         start = self._meter.steady_from

@@ -110,7 +110,8 @@ def figures(samples: LevelSamples) -> Figures:
     failed = [r for r in finished if r.error]
     steady = [r for r in good if start is not None and r.sent_s >= start] or good
     per_event, counted = tokens_per_event(samples.requests)
-    rate = _rate_interval(samples.bins, seconds, per_event)
+    latencies = _summary([1000 * (r.end_s - r.sent_s) for r in steady if r.end_s is not None])
+    rate = _rate_interval(samples.bins, seconds, per_event, latencies.get("p50", 0.0) / 1000)
     prompts = [r.prompt_tokens for r in good if r.prompt_tokens is not None]
     cached = [r.cached_tokens for r in good if r.cached_tokens is not None]
     return Figures(
@@ -128,7 +129,7 @@ def figures(samples: LevelSamples) -> Figures:
         cache_hit_ratio=sum(cached) / sum(prompts) if cached and sum(prompts) else None,
         ttft_ms=_summary([1000 * (r.first_s - r.sent_s) for r in steady if r.first_s is not None]),
         tpot_ms=_summary([tpot for r in steady if (tpot := _tpot_ms(r)) is not None]),
-        e2e_ms=_summary([1000 * (r.end_s - r.sent_s) for r in steady if r.end_s is not None]),
+        e2e_ms=latencies,
         itl_ms=samples.itl_ms,
         stopped_early=samples.stopped_early,
         client_lag_p99_ms=samples.lag_p99_ms,
@@ -144,11 +145,15 @@ def tokens_per_event(requests: tuple[RequestSample, ...]) -> tuple[float, bool]:
     return (sum(r.output_tokens or 0 for r in counted) / events, True) if events else (1.0, False)
 
 
-def _rate_interval(bins: tuple[int, ...], seconds: float, per_event: float) -> Interval:
-    """Batch means over stretches of a second or more: neighbouring tokens are not independent, seconds nearly are."""
+def _rate_interval(bins: tuple[int, ...], seconds: float, per_event: float, request_s: float) -> Interval:
+    """Batch means: neighbouring tokens are not independent, but stretches as long as a request nearly are.
+
+    A stretch is at least a second and at least a request's median duration, so that each holds prompts and answers in
+    their usual mix; at least 3 and at most 30 stretches are made of a level.
+    """
     if not bins or seconds <= 0:
         return Interval(0.0, 0.0, 0.0)
-    batches = max(1, min(30, int(seconds)))
+    batches = max(3, min(30, int(seconds / max(1.0, request_s))))
     size = len(bins) / batches
     rates = []
     for i in range(batches):

@@ -60,7 +60,7 @@ def main() -> int:
     _allow_many_sockets()
     samples = _loop_runner()(_drive(run))
     for name, detail in run.details.items():
-        _complain(f"{name}: {detail}")
+        _complain(f"{name}: {detail}".removesuffix(": "))
     return reporter.samples(samples)
 
 

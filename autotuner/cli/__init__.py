@@ -60,7 +60,9 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, SUMMARIES[name]) for name in self.list_commands(ctx)])
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         import difflib
 
         name = args[0] if args else ""
@@ -81,7 +83,9 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--settings", "-s", metavar="FILE", help="Settings file; else $AUTOTUNER_SETTINGS, then the usual places.")
+@click.option(
+    "--settings", "-s", metavar="FILE", help="Settings file; else $AUTOTUNER_SETTINGS, then the usual places."
+)
 @click.version_option(package_name="autotunerd", prog_name="autotuner")
 @click.pass_context
 def main(ctx: click.Context, settings: str | None) -> None:

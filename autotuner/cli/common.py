@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +53,9 @@ class State:
         """Given a trial's number, a candidate's name or id (or the start of its id), return its latest trial."""
         trials = self.store.trials()
         by_number = [t for t in trials if str(t.id) == what]
-        found = by_number or [t for t in trials if t.name == what or (len(what) >= 6 and t.candidate_id.startswith(what))]
+        found = by_number or [
+            t for t in trials if t.name == what or (len(what) >= 6 and t.candidate_id.startswith(what))
+        ]
         if not found:
             raise NotFound(f"there is no trial or candidate {what}; list them: autotuner queue, autotuner status --all")
         return found[-1]
@@ -76,7 +78,7 @@ def print_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str))
 
 
-def table(rows: list[tuple[str, ...]], header: tuple[str, ...]) -> str:
+def table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...]) -> str:
     """Given rows, return them as aligned columns for a terminal; numbers stand right."""
     cells = [header, *rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
@@ -147,7 +149,9 @@ def describe_slot(status: dict[str, Any], slot: str, now_s: float) -> str:
 
 
 def _is_number(text: str) -> bool:
-    return text.replace(",", "").replace(".", "").replace("-", "").replace("±", "").replace(" ", "").isdigit() or text in {"-", ""}
+    return text.replace(",", "").replace(".", "").replace("-", "").replace("±", "").replace(
+        " ", ""
+    ).isdigit() or text in {"-", ""}
 
 
 def _terminal_width() -> int:

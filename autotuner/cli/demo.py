@@ -33,7 +33,9 @@ CUT_BYTES = 1 << 20
 
 
 @click.command()
-@click.option("--dir", "where", default="demo-state", show_default=True, type=click.Path(path_type=Path), help="Its folder.")
+@click.option(
+    "--dir", "where", default="demo-state", show_default=True, type=click.Path(path_type=Path), help="Its folder."
+)
 @click.option("--stop", is_flag=True, help="Stop the server that an earlier demo left serving.")
 @click.pass_context
 def demo(ctx: click.Context, where: Path, stop: bool) -> None:
@@ -89,7 +91,7 @@ async def _stop_servers(where: Path) -> None:
         seen = await host.stop(row.id, 5.0)
         if seen.alive:
             raise HostError(f"the server of {row.name} could not be stopped")
-    state.store.db.close()
+    state.store.close()
 
 
 def _prepare(where: Path) -> Path:

@@ -24,7 +24,9 @@ def list_(ctx: click.Context, as_json: bool) -> None:
         print_json([{"file": p.file, "sha256": p.sha256, "rules": [r.model_dump() for r in p.rules]} for p in loaded])
         return
     rows = [
-        (p.file, r.name, r.on, str(r.looks), r.action + (" (dry run)" if r.dry_run else "")) for p in loaded for r in p.rules
+        (p.file, r.name, r.on, str(r.looks), r.action + (" (dry run)" if r.dry_run else ""))
+        for p in loaded
+        for r in p.rules
     ]
     click.echo(table(rows, ("file", "rule", "looked at", "looks", "action")))
 
@@ -42,7 +44,10 @@ def explain(ctx: click.Context, rule: str) -> None:
     click.echo(f"{chosen.name} ({policy.file}, sha256 {policy.sha256[:16]})")
     click.echo(f"  looked at: {chosen.on}; must hold {chosen.looks} looks in a row")
     click.echo(f"  condition: {' '.join(chosen.when.split())}")
-    click.echo(f"  action:    {chosen.action}, verdict {chosen.verdict}" + (" (dry run: noted, not obeyed)" if chosen.dry_run else ""))
+    click.echo(
+        f"  action:    {chosen.action}, verdict {chosen.verdict}"
+        + (" (dry run: noted, not obeyed)" if chosen.dry_run else "")
+    )
     click.echo(f"  says:      {chosen.sentence}")
     if chosen.advice:
         click.echo(f"  advice:    {chosen.advice}")
@@ -57,7 +62,10 @@ def facts(as_json: bool) -> None:
     """List every fact that a rule may use, with its unit, and when it is absent."""
     if as_json:
         print_json(
-            [{"name": f.name, "type": f.kind.__name__, "unit": f.unit, "meaning": f.meaning, "absent": f.absent} for f in FACTS]
+            [
+                {"name": f.name, "type": f.kind.__name__, "unit": f.unit, "meaning": f.meaning, "absent": f.absent}
+                for f in FACTS
+            ]
         )
         return
     rows = [(f.name, f.kind.__name__, f.unit or "-", f.meaning, f.absent) for f in FACTS]

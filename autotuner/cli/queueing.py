@@ -49,7 +49,9 @@ class _Item:
 @click.option("--priority", default=0, show_default=True, help="Higher goes first.")
 @click.option("--dry-run", is_flag=True, help="Say what would be queued, and queue nothing.")
 @click.option("--again", is_flag=True, help="Queue candidates that were tried before under the same benchmark.")
-@click.option("--no-preflight", is_flag=True, help="Do not check flags against the installed program; let it say so itself.")
+@click.option(
+    "--no-preflight", is_flag=True, help="Do not check flags against the installed program; let it say so itself."
+)
 @click.option("--wait", is_flag=True, help="Wait until all of them are concluded, with a live line.")
 @click.option("--timeout", type=float, metavar="S", help="With --wait: give up waiting after so many seconds.")
 @slot_option
@@ -194,7 +196,9 @@ def _slot_for(state: State, candidate: Candidate, wanted: str | None) -> str:
     if wanted is None and candidate.slots:
         known = [name for name in candidate.slots if name in state.settings.slots]
         if not known:
-            raise NotFound(f"no slot is called {' or '.join(candidate.slots)}; known: {', '.join(state.settings.slots)}")
+            raise NotFound(
+                f"no slot is called {' or '.join(candidate.slots)}; known: {', '.join(state.settings.slots)}"
+            )
         return known[0]
     return state.slot(wanted)
 
@@ -214,7 +218,7 @@ def _put(
 ) -> None:
     name = state.settings.benchmark_name(item.slot, candidate.benchmark)
     benchmark = state.settings.benchmarks[name]
-    item.takes_s = planned_s(benchmark, state.store.usual_ready_s(candidate.id))
+    item.takes_s = planned_s(benchmark, state.store.usual_ready_s(candidate))
     earlier = state.store.same_trials(item.slot, candidate.id, benchmark.hash)
     waiting = [t for t in earlier if t.state in {TrialState.QUEUED, TrialState.RUNNING}]
     if waiting:
@@ -222,15 +226,18 @@ def _put(
     elif earlier and not again:
         done = earlier[0]
         item.status, item.trial = "refused", done.id
-        item.problems = [
+        said = (
             f"tried before under the same benchmark: trial {done.id}, verdict {done.verdict} on {done.ended_at}; "
             "queue it again with --again"
-        ]
+        )
+        item.problems = [said]
     elif dry_run:
         item.status = "would be queued"
     else:
         state.store.put_candidate(candidate, text, item.file)
-        item.trial = state.store.add_trial(item.slot, candidate, (name, benchmark), clock.utc_label(), priority=priority)
+        item.trial = state.store.add_trial(
+            item.slot, candidate, (name, benchmark), clock.utc_label(), priority=priority
+        )
         item.status = "queued"
 
 
@@ -238,7 +245,9 @@ def _print(state: State, items: list[_Item]) -> None:
     for item in items:
         what = f"{item.name} " if item.name else ""
         number = f" as trial {item.trial}" if item.trial and item.status != "refused" else ""
-        takes = f", about {duration(item.takes_s)}" if item.takes_s and item.status in {"queued", "would be queued"} else ""
+        takes = (
+            f", about {duration(item.takes_s)}" if item.takes_s and item.status in {"queued", "would be queued"} else ""
+        )
         bad = item.status in {"invalid", "refused"}
         where = f" on slot {item.slot}" if item.slot and not bad else ""
         click.echo(f"{item.file}: {what}{item.status}{number}{where}{takes}", err=bad)
@@ -268,9 +277,7 @@ def _wait(state: State, items: list[_Item], timeout: float | None, *, quiet: boo
             state.store.trial(item.trial or 0).state in {TrialState.DONE, TrialState.CANCELLED} for item in wanted
         )
 
-    wait_until(
-        done, lambda: describe_slot(state.status(), wanted[0].slot, clock.monotonic_s()), timeout, quiet=quiet
-    )
+    wait_until(done, lambda: describe_slot(state.status(), wanted[0].slot, clock.monotonic_s()), timeout, quiet=quiet)
     for item in wanted:
         trial = state.store.trial(item.trial or 0)
         item.status = str(trial.verdict or trial.state)

@@ -55,7 +55,7 @@ def compare(ctx: click.Context, trials: tuple[str, ...], slot: str | None, as_js
     found = [state.find_trial(what) for what in trials] if trials else _measured(state, slot)
     if not found:
         raise NotFound("nothing has been measured yet")
-    data = [
+    data: list[dict[str, Any]] = [
         {
             "trial": t.id,
             "name": t.name,
@@ -147,7 +147,10 @@ def _trial_json(state: State, trial: Trial, launches: list[LaunchRow], *, eviden
 
 
 def _print_trial(state: State, trial: Trial, launches: list[LaunchRow]) -> None:
-    click.echo(f"trial {trial.id}: {trial.name} on slot {trial.slot}, {trial.state}" + (f", {trial.verdict}" if trial.verdict else ""))
+    click.echo(
+        f"trial {trial.id}: {trial.name} on slot {trial.slot}, {trial.state}"
+        + (f", {trial.verdict}" if trial.verdict else "")
+    )
     if trial.hypothesis:
         click.echo(f"  hypothesis: {trial.hypothesis}")
     click.echo(f"  candidate:  {trial.candidate_id}; benchmark {trial.benchmark} ({trial.benchmark_hash[:8]})")
@@ -176,7 +179,17 @@ def _print_trial(state: State, trial: Trial, launches: list[LaunchRow]) -> None:
             )
         )
     if rows:
-        header = ("level", "running", "accept len", "needed", "output tok/s", "TTFT p50/p99 ms", "TPOT ms", "ok/failed", "ended by")
+        header = (
+            "level",
+            "running",
+            "accept len",
+            "needed",
+            "output tok/s",
+            "TTFT p50/p99 ms",
+            "TPOT ms",
+            "ok/failed",
+            "ended by",
+        )
         click.echo("")
         click.echo(table(rows, header))
     if trial.entry:

@@ -4,7 +4,16 @@ from typing import Any
 
 import click
 
-from autotuner.cli.common import State, describe_slot, json_option, live_line, open_state, print_json, slot_option, table
+from autotuner.cli.common import (
+    State,
+    describe_slot,
+    json_option,
+    live_line,
+    open_state,
+    print_json,
+    slot_option,
+    table,
+)
 from autotuner.core.objective import pareto_front
 from autotuner.core.report import duration, rate
 from autotuner.core.state import LaunchState, TrialState
@@ -135,7 +144,10 @@ def _print_slot(state: State, name: str, row: dict[str, Any], *, show_all: bool)
         if row[key]:
             click.echo(f"  {key.replace('_', ' ')}: {row[key]}")
     waiting = [t["name"] for t in row["queue"]]
-    click.echo(f"  queue:      {len(waiting)} waiting" + (f" ({', '.join(waiting[:5])}{', …' if len(waiting) > 5 else ''})" if waiting else ""))
+    click.echo(
+        f"  queue:      {len(waiting)} waiting"
+        + (f" ({', '.join(waiting[:5])}{', …' if len(waiting) > 5 else ''})" if waiting else "")
+    )
     done = [t for t in state.store.trials(name) if t.state is TrialState.DONE]
     if done:
         click.echo("")

@@ -199,5 +199,7 @@ def _sweep_problems(source: Source, file: CandidateFile) -> list[Problem]:
         if not values:
             problems.append(problem_at(source, path, "has no values to sweep over"))
     if count > SWEEP_MAX:
-        problems.append(problem_at(source, ("sweep",), f"makes {count} candidates; {SWEEP_MAX} is the most one file may"))
+        problems.append(
+            problem_at(source, ("sweep",), f"makes {count} candidates; {SWEEP_MAX} is the most one file may")
+        )
     return problems

@@ -254,7 +254,7 @@ def _one_server(recorded: Recorded, observed: Observed) -> Decision | None:
     if len(living) < 2:
         return None
     wanted = recorded.trial.id if recorded.trial else None
-    extra = sorted(living, key=lambda launch: launch.trial_id == wanted and wanted is not None)[0]
+    extra = min(living, key=lambda launch: launch.trial_id == wanted and wanted is not None)
     return Decision(Stop(extra.id), f"the slot holds {len(living)} servers; {extra.name} is not the one wanted")
 
 
@@ -345,7 +345,8 @@ def _next_trial(recorded: Recorded, observed: Observed) -> Decision | None:
     if recorded.baseline_missing and recorded.ladder and queued.candidate_id != recorded.ladder[0].candidate_id:
         best = recorded.ladder[0]
         return Decision(
-            QueueBaseline(best.candidate_id), f"the best-known, {best.name}, has no measurement under this benchmark yet"
+            QueueBaseline(best.candidate_id),
+            f"the best-known, {best.name}, has no measurement under this benchmark yet",
         )
     return Decision(BeginTrial(queued.id), f"{queued.name} is next in the queue")
 
@@ -361,8 +362,6 @@ _SITUATIONS: tuple[Callable[[Recorded, Observed], Decision | None], ...] = (
     _restore,
     _next_trial,
 )
-
-
 
 
 def _launch_into_free_slot(recorded: Recorded, observed: Observed, launch: Launch, reason: str) -> Decision:

@@ -79,7 +79,11 @@ class Gather:
         """Return what policies look at; with the level's own figures once it is over, else with interim ones."""
         plan, windows = self.plan, self.windows
         shown = figures or interim_figures(plan.concurrency, self.progress)
-        spec = assess(windows, plan.concurrency, plan.cap, plan.speculation, plan.baseline_steps_s) if plan.speculation else None
+        spec = (
+            assess(windows, plan.concurrency, plan.cap, plan.speculation, plan.baseline_steps_s)
+            if plan.speculation
+            else None
+        )
         return LevelSoFar(
             figures=shown,
             load_s=self.progress[-1].at_s if self.progress else 0.0,

@@ -47,7 +47,7 @@ class Objective(_Strict):
 
     def __str__(self) -> str:
         if self.maximise == "output_tok_s":
-            return f"output tok/s at concurrency {self.level if self.level else '(the busiest level)'}"
+            return f"output tok/s at concurrency {self.level or '(the busiest level)'}"
         shown = ", ".join(f"{level}: {weight:g}" for level, weight in sorted(self.weights.items())) or "all equal"
         return f"geometric mean of output tok/s ratios over the levels (weights {shown})"
 

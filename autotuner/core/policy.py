@@ -202,14 +202,19 @@ def fill(sentence: str, facts: Facts) -> str:
         parts.append(literal)
         if name is not None:
             value = facts.get(name)
-            parts.append("unknown" if value is None else format(value, form if isinstance(value, float) else ""))
+            parts.append(
+                "unknown" if value is None else format(value, (form or "") if isinstance(value, float) else "")
+            )
     return "".join(parts)
 
 
 def holding(policies: tuple[Policy, ...], on: When, facts: Facts) -> tuple[Fired, ...]:
     """Given a moment and its facts, return the rules whose condition holds now, however long it has held."""
     return tuple(
-        _fired(policy, rule, facts) for policy in policies for rule in policy.rules if rule.on == on and holds(rule, facts)
+        _fired(policy, rule, facts)
+        for policy in policies
+        for rule in policy.rules
+        if rule.on == on and holds(rule, facts)
     )
 
 
@@ -299,7 +304,7 @@ def _compiled(expression: str) -> tuple[Any, tuple[str, ...]]:
 
     environment = celpy.Environment()
     try:
-        tree = environment.compile(expression)
+        tree: Any = environment.compile(expression)
     except CELParseError as error:
         raise _ConditionError("cannot be read here: " + _short(error), error.line or 1) from None
     for token in tree.scan_values(lambda token: token.type == "INT_LIT"):

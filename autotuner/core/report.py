@@ -174,6 +174,11 @@ def _bullets(report: TrialReport) -> list[tuple[str, str]]:
     bullets += [("Also", reason) for reason in judgement.reasons[1:]]
     other = [r.fired for r in report.results if r.fired is not None and r.fired != judgement.rule]
     bullets += [("Rule", _rule(fired)) for fired in other]
+    silent = [str(r.concurrency) for r in report.results if r.speculation is not None and not r.speculation.drafts]
+    if silent:
+        bullets.append(
+            ("Speculation", f"nothing was drafted at concurrency {' and '.join(silent)}, so there is nothing to judge")
+        )
     if shares := _shares(report):
         bullets.append(("Causes", shares))
     if report.diagnosis is not None and not judgement.promote:
@@ -205,7 +210,15 @@ def _value(value: object) -> str:
 
 def _spec_table(report: TrialReport) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
-        ("level", "running", "accept length", "needed", "best possible", "output tok/s", report.best_name or "best-known")
+        (
+            "level",
+            "running",
+            "accept length",
+            "needed",
+            "best possible",
+            "output tok/s",
+            report.best_name or "best-known",
+        )
     ]
     notes = []
     for result in report.results:

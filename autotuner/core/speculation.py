@@ -124,11 +124,21 @@ def steady_windows(windows: tuple[Window, ...], concurrency: int, cap: int | Non
 
 
 def decode_rate(windows: tuple[Window, ...]) -> tuple[float, float] | None:
-    """Given steady windows, return (running, output tok/s) as medians over those that state both; None if none does."""
-    both = [(w.running, w.gen_tok_s) for w in windows if w.running and w.gen_tok_s]
-    if not both:
+    """Given steady windows, return (running, output tok/s) over those that state both; None if none does.
+
+    Windows of known length are weighted by it, which makes the rate tokens over time; log lines give their medians, so
+    that one line that spans a stall does not count more than the others.
+    """
+    both = [(w.running, w.gen_tok_s, w.seconds) for w in windows if w.running and w.gen_tok_s is not None]
+    total_s = sum(s for _, _, s in both if s)
+    if both and all(s for _, _, s in both):
+        running = sum(r * s for r, _, s in both if s) / total_s
+        rate = sum(g * s for _, g, s in both if s) / total_s
+    elif both:
+        running, rate = median([r for r, _, _ in both]), median([g for _, g, _ in both])
+    else:
         return None
-    return median([r for r, _ in both]), median([g for _, g in both])
+    return (running, rate) if rate > 0 else None
 
 
 def assess(
@@ -146,7 +156,9 @@ def assess(
     accept_len, drafts = accept_length(steady)
     rate = decode_rate(steady)
     if rate is None or accept_len is None:
-        return SpeculationAtLevel(accept_len=accept_len, ceiling=speculation.ceiling, drafts=drafts, windows=len(steady))
+        return SpeculationAtLevel(
+            accept_len=accept_len, ceiling=speculation.ceiling, drafts=drafts, windows=len(steady)
+        )
     running, tok_s = rate
     step = step_time_s(running, accept_len.mean, tok_s)
     base = baseline_step(baseline_steps_s, running)

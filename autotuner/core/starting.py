@@ -38,7 +38,9 @@ class Start:
     @property
     def progress(self) -> str:
         """The stage in words, with its count where the engine gives one."""
-        return f"{self.stage.value} {self.done}/{self.total}" if self.done is not None and self.total else self.stage.value
+        return (
+            f"{self.stage.value} {self.done}/{self.total}" if self.done is not None and self.total else self.stage.value
+        )
 
 
 def follow(start: Start, facts: tuple[LogFact, ...], pulse: Pulse, now_s: float) -> Start:

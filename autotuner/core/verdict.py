@@ -95,13 +95,15 @@ def judge(trial: TrialSoFar) -> Judgement:
     broken = violations(trial.objective, figures, baseline)
     if broken:
         return Judgement(Verdict.FAIL, promote=False, reasons=broken)
-    voids = [f"concurrency {level}: {f.void}" for level, f in sorted(figures.items()) if f.void and _weighs(trial, level)]
+    voids = [
+        f"concurrency {level}: {f.void}" for level, f in sorted(figures.items()) if f.void and _weighs(trial, level)
+    ]
     if voids:
         return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=tuple(voids))
     if trial.is_baseline:
         return Judgement(Verdict.PASS, promote=False, reasons=("the best-known itself, measured under this benchmark",))
     if not baseline:
-        return Judgement(Verdict.PASS, promote=True, reasons=("the first server measured here becomes the best-known",))
+        return Judgement(Verdict.PASS, promote=True, reasons=("it is the first one that was measured here",))
     return _compare(trial, figures, baseline)
 
 
@@ -109,7 +111,9 @@ def _compare(trial: TrialSoFar, figures: dict[int, Figures], baseline: dict[int,
     result = score(trial.objective, figures, baseline, trial.launch_noise)
     if result is None:
         return Judgement(
-            Verdict.INCONCLUSIVE, promote=False, reasons=("a level that the objective weighs was not measured on both sides",)
+            Verdict.INCONCLUSIVE,
+            promote=False,
+            reasons=("a level that the objective weighs was not measured on both sides",),
         )
     asked = 1 + trial.objective.min_gain_ratio
     shown = f"{result.mean:.3f} of the best-known's (95 % interval {result.low:.3f} to {result.high:.3f})"

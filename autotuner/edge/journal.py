@@ -116,7 +116,6 @@ class Journal:
         files.sync_folder(self._folder)
         return torn
 
-
     def set_aside(self, label: str) -> list[Path]:
         """Rename every file of a journal that was altered, so that it can be written anew; return their new names."""
         kept = []

@@ -19,6 +19,7 @@ import os
 import signal
 import sys
 import time
+from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 WATCHED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
@@ -26,7 +27,7 @@ LINGER_S = 2.0  # workers of a server that ended get this long to follow it befo
 GIVE_UP_S = 60.0  # a process that survives SIGKILL this long hangs in the kernel; it is reported
 
 
-def main(folder):
+def main(folder: str) -> None:
     """Given a launch folder, run its server to its end."""
     if os.fork():
         os._exit(0)  # the daemon need not reap us: we belong to init from here on
@@ -58,7 +59,7 @@ def main(folder):
     os.close(lock)
 
 
-def take_slot(path):
+def take_slot(path: str) -> int | None:
     """Take the slot's lock for as long as anything of the server lives; None if another launch has it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -69,7 +70,7 @@ def take_slot(path):
     return fd
 
 
-def start(folder, spec, libc):
+def start(folder: str, spec: dict[str, Any], libc: ctypes.CDLL) -> int:
     """Start the server and return its pid. Raise OSError if its program cannot be run."""
     env = dict(spec["env"])
     for name, path in spec["secret_files"].items():
@@ -107,9 +108,9 @@ def start(folder, spec, libc):
     return pid
 
 
-def follow(server, grace_s):
+def follow(server: int, grace_s: float) -> int:
     """Wait for the server's end, passing a stop on to it; return its exit code, negative for a signal."""
-    deadline = None
+    deadline: float | None = None
     while True:
         wait = 1.0 if deadline is None else max(0.0, min(1.0, deadline - time.monotonic()))
         got = signal.sigtimedwait(WATCHED, wait)
@@ -123,7 +124,7 @@ def follow(server, grace_s):
             send(server, signal.SIGKILL)
 
 
-def reap(server):
+def reap(server: int) -> int | None:
     """Collect whatever has ended; return the server's exit code if it is among them."""
     code = None
     while True:
@@ -137,10 +138,10 @@ def reap(server):
             code = os.waitstatus_to_exitcode(status)
 
 
-def clear():
+def clear() -> list[int]:
     """End everything that the server left behind; return the pids that even SIGKILL did not end."""
     started = time.monotonic()
-    told = set()
+    told: set[int] = set()
     while True:
         reap(0)
         left = descendants(os.getpid())
@@ -156,15 +157,16 @@ def clear():
         signal.sigtimedwait(WATCHED, 0.02)
 
 
-def descendants(root):
+def descendants(root: int) -> list[int]:
     """Every living process below `root`; the dead that nobody has collected yet do not count."""
-    children = {}
+    children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             fields = stat_fields(int(name))
             if fields is not None and fields[0] not in "ZX":
                 children.setdefault(int(fields[1]), []).append(int(name))
-    found, todo = [], [root]
+    found: list[int] = []
+    todo = [root]
     while todo:
         for child in children.get(todo.pop(), []):
             found.append(child)
@@ -172,7 +174,7 @@ def descendants(root):
     return found
 
 
-def stat_fields(pid):
+def stat_fields(pid: int) -> list[str] | None:
     """The fields of /proc/PID/stat from the state on; the name before them may hold spaces and brackets."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:
@@ -181,19 +183,19 @@ def stat_fields(pid):
         return None
 
 
-def identity(pid):
+def identity(pid: int) -> dict[str, int]:
     """What a process is, whatever happens to pids later: its pid and the tick at which it started."""
     fields = stat_fields(pid)
     return {"pid": pid, "start_ticks": int(fields[19]) if fields else 0}
 
 
-def boot_id():
+def boot_id() -> str:
     """What changes with each boot."""
     with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as f:
         return f.read().strip()
 
 
-def send(pid, number):
+def send(pid: int, number: int) -> None:
     """Signal a process of ours; one that is already gone is no error."""
     try:
         os.kill(pid, number)
@@ -201,7 +203,7 @@ def send(pid, number):
         pass
 
 
-def record(folder, name, value):
+def record(folder: str, name: str, value: dict[str, Any]) -> None:
     """Write a file as a whole. A full disk must not end the server: what is lost can be found in /proc."""
     temporary = os.path.join(folder, f".{name}")
     try:
@@ -214,7 +216,7 @@ def record(folder, name, value):
         append_log(folder, f"autotuner: {name} could not be written: {error.strerror}\n")
 
 
-def append_log(folder, text):
+def append_log(folder: str, text: str) -> None:
     """Add a line to the server's log."""
     try:
         with open(os.path.join(folder, "server.log"), "a", encoding="utf-8") as f:

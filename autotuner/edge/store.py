@@ -100,6 +100,10 @@ class Store:
         self.db = Database(path)
         self.secrets: frozenset[str] = frozenset()
 
+    def close(self) -> None:
+        """Close the database."""
+        self.db.close()
+
     def transaction(self) -> AbstractContextManager[None]:
         """Group changes: all of them are committed together, or none."""
         return self.db.transaction()
@@ -273,10 +277,14 @@ class Store:
         )
         return int(row[0]) if row else 0
 
-    def usual_ready_s(self, candidate_id: str) -> float | None:
-        """Return the median time from launch to generating tokens in this candidate's earlier launches."""
-        rows = self.db.all(
-            "SELECT ready_s FROM launches WHERE candidate_id = ? AND ready_s IS NOT NULL ORDER BY ready_s", candidate_id
+    def usual_ready_s(self, candidate: Candidate) -> float | None:
+        """Return the median time from launch to generating tokens: of this candidate, else of its model and engine."""
+        ready = (
+            "SELECT l.ready_s FROM launches l JOIN candidates c ON c.id = l.candidate_id WHERE l.ready_s IS NOT NULL"
+        )
+        same_model = "json_extract(c.body, '$.engine') = ? AND json_extract(c.body, '$.launch.model') IS ?"
+        rows = self.db.all(f"{ready} AND c.id = ? ORDER BY l.ready_s", candidate.id) or self.db.all(
+            f"{ready} AND {same_model} ORDER BY l.ready_s", candidate.engine, candidate.launch.model
         )
         return float(rows[len(rows) // 2]["ready_s"]) if rows else None
 
@@ -335,9 +343,7 @@ class Store:
     def entries_after(self, number: int) -> list[Entry]:
         """Return the entries after a number, in order."""
         rows = self.db.all("SELECT * FROM entries WHERE number > ? ORDER BY number", number)
-        return [
-            Entry(r["number"], r["at"], r["slot"], r["title"], r["prev"], r["sha256"], r["text"]) for r in rows
-        ]
+        return [Entry(r["number"], r["at"], r["slot"], r["title"], r["prev"], r["sha256"], r["text"]) for r in rows]
 
     def last_published(self) -> int:
         """Return the number of the last entry known to be in the journal; 0 if none is."""
@@ -350,7 +356,9 @@ class Store:
 
     def published(self) -> list[tuple[int, str]]:
         """Return (number, hash) of the published entries."""
-        return [(r["number"], r["sha256"]) for r in self.db.all("SELECT number, sha256 FROM entries WHERE published = 1")]
+        return [
+            (r["number"], r["sha256"]) for r in self.db.all("SELECT number, sha256 FROM entries WHERE published = 1")
+        ]
 
     # --- rows
 

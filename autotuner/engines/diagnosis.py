@@ -82,7 +82,9 @@ def _by_exit_code(exit_: ServerExit, lines: tuple[str, ...]) -> Diagnosis:
     when = "while it served" if exit_.became_ready else "before it was ready"
     if exit_.code in {-9, 137}:
         advice = "look for the OOM killer in the kernel log (dmesg); engines also end themselves this way"
-        return Diagnosis("killed", f"the server was killed (SIGKILL) {when}, and its log does not say why", advice, tail)
+        return Diagnosis(
+            "killed", f"the server was killed (SIGKILL) {when}, and its log does not say why", advice, tail
+        )
     if exit_.code is not None and exit_.code < 0:
         return Diagnosis("crash", f"the server ended by signal {-exit_.code} {when}", "", tail)
     said = f"exit code {exit_.code}" if exit_.code is not None else "no exit code was recorded"

@@ -48,20 +48,26 @@ class _Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the flags that the embedded server shares with llama-server."""
     p = _Parser(prog="llama-server (embedded)", allow_abbrev=False, description=__doc__)
-    p.add_argument("--model", "-m", required=True, help=f'path of a GGUF file, or "{DEMO_MODEL}" for the small model shipped')
+    p.add_argument(
+        "--model", "-m", required=True, help=f'path of a GGUF file, or "{DEMO_MODEL}" for the small model shipped'
+    )
     p.add_argument("--host", default="127.0.0.1", help="address to listen on")
     p.add_argument("--port", type=int, default=8080, help="port to listen on")
     p.add_argument("--parallel", "-np", type=int, default=4, help="number of slots: requests that run at once")
     p.add_argument("--ctx-size", "-c", type=int, default=4096, help="context of all slots together, in tokens")
     p.add_argument("--threads", "-t", type=int, default=-1, help="CPU threads for generation; -1 = all")
-    p.add_argument("--threads-batch", "-tb", type=int, default=None, help="CPU threads for prompts; as --threads unless set")
+    p.add_argument(
+        "--threads-batch", "-tb", type=int, default=None, help="CPU threads for prompts; as --threads unless set"
+    )
     p.add_argument("--batch-size", "-b", type=int, default=2048, help="logical batch size, in tokens")
     p.add_argument("--ubatch-size", "-ub", type=int, default=512, help="physical batch size, in tokens")
     p.add_argument("--spec-type", default="none", help="speculative decoding: " + ", ".join(SPEC_TYPES))
     p.add_argument("--spec-draft-model", "--model-draft", "-md", default=None, help="path of the drafter's GGUF file")
     p.add_argument("--spec-draft-n-max", type=int, default=3, help="most tokens to draft in one step")
     p.add_argument("--spec-draft-n-min", type=int, default=0, help="fewest tokens worth drafting in one step")
-    p.add_argument("--spec-synth-len", type=float, default=None, help="synthetic mean accept length; output is then invalid")
+    p.add_argument(
+        "--spec-synth-len", type=float, default=None, help="synthetic mean accept length; output is then invalid"
+    )
     p.add_argument("--metrics", action="store_true", help="serve /metrics")
     p.add_argument("--slots", action=argparse.BooleanOptionalAction, default=True, help="serve /slots")
     p.add_argument("--no-warmup", action="store_true", help="skip the warm-up run")

@@ -74,7 +74,10 @@ _SIGNATURES = (
     ),
     signature("crash", r"GGML_ASSERT|CUDA error|GGML_ABORT", "the engine aborted", "report it with the lines below"),
     signature(
-        "bad-weights", r"failed to load model|exiting due to model loading error", "the model could not be loaded", weak=True
+        "bad-weights",
+        r"failed to load model|exiting due to model loading error",
+        "the model could not be loaded",
+        weak=True,
     ),
 )
 
@@ -110,7 +113,9 @@ class LlamaCpp:
     def check(self, candidate: Candidate) -> tuple[str, ...]:
         """Speculation that llama-server would silently not do, and flags that belong to the slot."""
         problems = [
-            f"args.{flag} belongs to the slot; set it in the settings" for flag in ("port", "host") if candidate.arg(flag)
+            f"args.{flag} belongs to the slot; set it in the settings"
+            for flag in ("port", "host")
+            if candidate.arg(flag)
         ]
         drafter = candidate.arg("spec-draft-model", "model-draft", "md")
         method = str(candidate.arg("spec-type") or "none")

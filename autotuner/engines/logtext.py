@@ -1,7 +1,7 @@
-"""Bytes of a server's log -> clean lines: carriage returns, escapes, cut lines, bytes that are not UTF-8.
+r"""Bytes of a server's log -> clean lines: carriage returns, escapes, cut lines, bytes that are not UTF-8.
 
-A progress bar is redrawn with `\\r` and may be glued in front of a log line, so both characters end a line; a reader
-that waits for `\\n` sees nothing for minutes.
+A progress bar is redrawn with `\r` and may be glued in front of a log line, so both characters end a line; a reader
+that waits for `\n` sees nothing for minutes.
 """
 
 import re

@@ -33,7 +33,7 @@ def samples(text: str) -> list[Sample]:
 
 def total(scrape: list[Sample], name: str) -> float | None:
     """Given a scrape and a series' exact name, return the sum over its labels, or None where there is no such series."""
-    values = [sample.value for sample in scrape if sample.name == name and sample.value == sample.value]  # noqa: PLR0124
+    values = [sample.value for sample in scrape if sample.name == name and sample.value == sample.value]
     return sum(values) if values else None
 
 

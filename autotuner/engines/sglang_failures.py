@@ -135,9 +135,7 @@ SIGNATURES = (
         "the shared memory or a disk is full",
         "clear what dead servers left in /dev/shm, or give the container a larger one",
     ),
-    signature(
-        "crash", r"graph failed:", "the capture of CUDA graphs failed, and not for lack of memory", _WHOLE_LOG
-    ),
+    signature("crash", r"graph failed:", "the capture of CUDA graphs failed, and not for lack of memory", _WHOLE_LOG),
     signature(
         "crash",
         r"illegal memory access|device-side assert|CUDA error|nccl(?:UnhandledCuda|System|Internal)Error"
@@ -160,18 +158,10 @@ SIGNATURES = (
         "the last line of its traceback names the rule",
         weak=True,
     ),
-    signature(
-        "crash", r"Initialization failed\. warmup error", "the warm-up request failed", _WHOLE_LOG, weak=True
-    ),
-    signature(
-        "crash", r"hit an exception", "a process of the server raised an exception", _WHOLE_LOG, weak=True
-    ),
-    signature(
-        "crash", r"exit code:? -(?:3|6|7|11)\b", "a process of the server aborted", _WHOLE_LOG, weak=True
-    ),
-    signature(
-        "crash", r"Received sigquit|SIGQUIT received", "a process of the server died", _WHOLE_LOG, weak=True
-    ),
+    signature("crash", r"Initialization failed\. warmup error", "the warm-up request failed", _WHOLE_LOG, weak=True),
+    signature("crash", r"hit an exception", "a process of the server raised an exception", _WHOLE_LOG, weak=True),
+    signature("crash", r"exit code:? -(?:3|6|7|11)\b", "a process of the server aborted", _WHOLE_LOG, weak=True),
+    signature("crash", r"Received sigquit|SIGQUIT received", "a process of the server died", _WHOLE_LOG, weak=True),
     signature(
         "hang",
         r"couldn't get a response from detokenizer",

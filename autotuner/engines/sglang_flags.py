@@ -85,23 +85,17 @@ def _shape(candidate: Candidate) -> list[str]:
         return ["args.speculative-num-steps, -eagle-topk and -num-draft-tokens must be whole numbers"]
     if topk == 1 and draft_tokens != steps + 1:
         # Said rather than passed over: two such candidates would turn out to be one.
-        return [
-            f"args.{_DRAFT_TOKENS} = {draft_tokens} would become {steps + 1}: with top-k 1 it is steps + 1"
-        ]
+        return [f"args.{_DRAFT_TOKENS} = {draft_tokens} would become {steps + 1}: with top-k 1 it is steps + 1"]
     most = 1 + topk + topk * topk * (steps - 1)
     if draft_tokens > most:
-        return [
-            f"args.{_DRAFT_TOKENS} = {draft_tokens} is more than {steps} steps of top-k {topk} yield ({most})"
-        ]
+        return [f"args.{_DRAFT_TOKENS} = {draft_tokens} is more than {steps} steps of top-k {topk} yield ({most})"]
     return []
 
 
 def _drafter(candidate: Candidate, method: str) -> list[str]:
     path = candidate.arg(*_DRAFTER)
     if path is None:
-        return (
-            [f"args.{_ALGORITHM[0]} = {method} needs args.{_DRAFTER[0]}"] if method in _NEEDS_DRAFTER else []
-        )
+        return [f"args.{_ALGORITHM[0]} = {method} needs args.{_DRAFTER[0]}"] if method in _NEEDS_DRAFTER else []
     if method == "EAGLE" and re.search(r"eagle[-_.]?3", str(path), re.IGNORECASE):
         # SGLang starts such a pair without an error, and then nothing is ever accepted.
         return [f'args.{_DRAFTER[0]} looks like an EAGLE-3 drafter; then {_ALGORITHM[0]} must be "EAGLE3"']

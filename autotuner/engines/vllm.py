@@ -43,9 +43,7 @@ _ENGINE = re.compile(r"\bEngine (\d+): ")
 _LOAD = re.compile(r"Avg (?:prompt|generation) throughput: ")
 _SPECULATION = re.compile(r"SpecDecoding metrics: |(?=Mean acceptance length: )")
 _POSITIONS = re.compile(r"Per-position acceptance rate: ((?:[\d.]+|nan)(?:, (?:[\d.]+|nan))*)")
-_LEVEL = re.compile(
-    r"(?:^|\s)(INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d [\d:]{8} (?:\[[^\]]*\]|[\w./]+:\d+\]) ?(.*)"
-)
+_LEVEL = re.compile(r"(?:^|\s)(INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d [\d:]{8} (?:\[[^\]]*\]|[\w./]+:\d+\]) ?(.*)")
 # Requests written out by --enable-log-requests: text of users, in which any of the words below may stand.
 _QUOTED = re.compile(r"\b(?:Received request|Generated response) \S+: ")
 
@@ -81,9 +79,7 @@ _BARS: tuple[tuple[re.Pattern[str], Stage], ...] = (
 
 _CAP = re.compile(r"'max_num_seqs': (\d+)|Defaulting max_num_seqs to (\d+)")
 _KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
-_CONTEXT = re.compile(
-    r"Using max model len (\d+)|\bmax_seq_len=(\d+)|Maximum concurrency for ([\d,]+) tokens"
-)
+_CONTEXT = re.compile(r"Using max model len (\d+)|\bmax_seq_len=(\d+)|Maximum concurrency for ([\d,]+) tokens")
 _BACKEND = re.compile(r"Using (?:AttentionBackendEnum\.)?(\w+) attention backend")
 _DUMP = re.compile(r"Initializing a V1 LLM engine [^:]{0,80} with config: ")
 _EAGER = re.compile(r"\benforce_eager=True|'cudagraph_mode': <CUDAGraphMode\.(NONE)\b")
@@ -187,11 +183,7 @@ class VLLM:
     def _program(self, candidate: Candidate) -> tuple[str, ...]:
         """The operator's `vllm`, or the module behind it, for which no script needs to be on PATH."""
         launch = candidate.launch
-        return (
-            (launch.binary,)
-            if launch.binary
-            else (launch.python or "python3", "-m", "vllm.entrypoints.cli.main")
-        )
+        return (launch.binary,) if launch.binary else (launch.python or "python3", "-m", "vllm.entrypoints.cli.main")
 
 
 def _is_noise(line: str) -> bool:

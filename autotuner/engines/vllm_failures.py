@@ -13,9 +13,7 @@ BENIGN = re.compile(
 )
 
 # The log of a server that speculates: only there can a size mismatch be the drafter's.
-DRAFTING = re.compile(
-    r"SpeculativeConfig\(|'speculative_config': \{|Loading drafter model|/spec_decode/|_eagle3?\.py"
-)
+DRAFTING = re.compile(r"SpeculativeConfig\(|'speculative_config': \{|Loading drafter model|/spec_decode/|_eagle3?\.py")
 
 _ABOVE = "take the first traceback of a Worker or EngineCore process; what follows it is its echo"
 

@@ -74,9 +74,7 @@ def _parsed(text: str) -> dict[str, object] | str:
     except ValueError as error:
         return f"args.speculative-config is not valid JSON: {error}"
     if not isinstance(parsed, dict):
-        return (
-            'args.speculative-config must be a JSON object: {"method": "ngram", "num_speculative_tokens": 4}'
-        )
+        return 'args.speculative-config must be a JSON object: {"method": "ngram", "num_speculative_tokens": 4}'
     return parsed
 
 

@@ -225,10 +225,7 @@ def test_the_accept_rate_is_never_read_because_its_definition_changed_twice() ->
 
 
 def test_a_window_without_a_sample_has_no_accept_length() -> None:
-    assert (
-        window("Decode batch, #running-req: 1, accept len: nan, gen throughput (token/s): 1.0").accept_len
-        is None
-    )
+    assert window("Decode batch, #running-req: 1, accept len: nan, gen throughput (token/s): 1.0").accept_len is None
 
 
 @pytest.mark.parametrize(
@@ -244,9 +241,7 @@ def test_the_rank_is_the_prefix_as_printed(prefix: str, rank: str) -> None:
 
 
 def test_graphs_off_shows_in_the_window() -> None:
-    line = (
-        "Decode batch, #running-req: 36, cuda graph: False, gen throughput (token/s): 1262.64, #queue-req: 0"
-    )
+    line = "Decode batch, #running-req: 36, cuda graph: False, gen throughput (token/s): 1262.64, #queue-req: 0"
     assert window(line).graph is False
 
 
@@ -256,7 +251,9 @@ def test_a_prefill_batch_is_told_from_a_decode_batch() -> None:
 
 
 def test_a_retraction_is_a_preemption_and_worth_a_note() -> None:
-    line = "[2026-05-24 03:51:46 TP0] KV cache pool is full. Retract requests. #retracted_reqs: 3, #new_token_ratio: 0.1"
+    line = (
+        "[2026-05-24 03:51:46 TP0] KV cache pool is full. Retract requests. #retracted_reqs: 3, #new_token_ratio: 0.1"
+    )
     assert window(line).preemptions == 3
     assert any(isinstance(fact, Note) for fact in ENGINE.read_line(line))
 
@@ -298,9 +295,7 @@ def test_every_recorded_batch_line_is_read() -> None:
     facts = facts_of("sglang-0.5.12-eagle3-capped.log")
     windows = [fact for fact in facts if isinstance(fact, Window)]
     assert len(windows) == sum("Decode batch" in line for line in lines) > 0
-    assert len([fact for fact in facts if isinstance(fact, Prefill)]) == sum(
-        "Prefill batch" in line for line in lines
-    )
+    assert len([fact for fact in facts if isinstance(fact, Prefill)]) == sum("Prefill batch" in line for line in lines)
     assert all(w.accept_len is not None and w.running is not None for w in windows)
     assert max(w.running or 0 for w in windows) == 48
     assert max(w.queued or 0 for w in windows) == 80
@@ -346,7 +341,9 @@ def test_a_line_glued_to_a_bar_is_not_lost() -> None:
 
 
 def test_the_largest_graph_is_the_targets_in_the_new_wording_too() -> None:
-    line = "Capture target verify CUDA graph begin. backend=full, num_tokens_per_bs=6, bs=[1, 2, 3, 4, 5, 6], avail mem=7"
+    line = (
+        "Capture target verify CUDA graph begin. backend=full, num_tokens_per_bs=6, bs=[1, 2, 3, 4, 5, 6], avail mem=7"
+    )
     assert effective(line).graph_max_batch == 6
     draft = "Capture draft decode CUDA graph begin. backend=full, bs=[1, 2, 99], avail mem=7.77 GB"
     assert not [fact for fact in ENGINE.read_line(draft) if isinstance(fact, Effective)]
@@ -370,7 +367,9 @@ def test_the_dump_of_arguments_is_read_as_an_object_and_as_a_dict(dump: str) -> 
 
 
 def test_the_default_attention_backend_is_read() -> None:
-    line = "[2026-03-13 21:35:09] INFO server_args.py:2140: Attention backend not specified. Use fa3 backend by default."
+    line = (
+        "[2026-03-13 21:35:09] INFO server_args.py:2140: Attention backend not specified. Use fa3 backend by default."
+    )
     assert effective(line).attention_backend == "fa3"
 
 
@@ -431,9 +430,7 @@ def test_a_flag_of_another_release_is_named_from_the_recording() -> None:
 
 
 def test_a_missing_model_is_named_from_the_recording() -> None:
-    diagnosis = ENGINE.diagnose(
-        ServerExit(1, False, False), tuple(recorded("sglang-0.5.12-missing-model.log"))
-    )
+    diagnosis = ENGINE.diagnose(ServerExit(1, False, False), tuple(recorded("sglang-0.5.12-missing-model.log")))
     assert diagnosis.cause == "model-not-found"
     assert "/models/nope" in diagnosis.evidence[0]
 

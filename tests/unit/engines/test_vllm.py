@@ -28,9 +28,7 @@ NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4
 PREFIX = "(APIServer pid=10) INFO 05-08 16:26:39 [loggers.py:271] "
 
 
-def candidate(
-    args: dict[str, Any] | None = None, env: dict[str, str] | None = None, **launch: Any
-) -> Candidate:
+def candidate(args: dict[str, Any] | None = None, env: dict[str, str] | None = None, **launch: Any) -> Candidate:
     return Candidate(
         name="c", engine="vllm", launch=Launch(model="/models/m", args=args or {}, env=env or {}, **launch)
     )
@@ -168,8 +166,7 @@ def test_no_speculation_is_none() -> None:
             "Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 124.5 tokens/s, Running: 8 reqs, "
             "Waiting: 3 reqs, GPU KV cache usage: 7.4%, Prefix cache hit rate: 0.0%"
         ),
-        PREFIX
-        + "Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 124.5 tokens/s, "
+        PREFIX + "Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 124.5 tokens/s, "
         "Running: 8 reqs, Waiting: 3 reqs, Deferred: 1 reqs, Preemptions: 2, CPU KV cache usage: 7.4%, MM cache hit rate: 1%",
         (
             "INFO 08-27 15:21:10 metrics.py:406] Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 124.5 tokens/s, "
@@ -188,9 +185,7 @@ def test_the_load_line_is_read_in_every_release(line: str) -> None:
 
 
 def test_a_window_with_prompt_tokens_is_no_steady_state() -> None:
-    assert window(
-        "Engine 000: Avg prompt throughput: 5.0 tokens/s, Avg generation throughput: 1.0 tokens/s"
-    ).prefill
+    assert window("Engine 000: Avg prompt throughput: 5.0 tokens/s, Avg generation throughput: 1.0 tokens/s").prefill
 
 
 def test_engines_beyond_the_first_are_told_apart() -> None:
@@ -236,10 +231,7 @@ def test_a_window_in_which_nothing_was_drafted_is_no_sample() -> None:
 
 
 def test_text_of_users_in_the_log_is_never_a_fact() -> None:
-    line = (
-        PREFIX
-        + "Received request cmpl-1: prompt: 'Running: 9 reqs Avg generation throughput: 1 CUDA out of memory'"
-    )
+    line = PREFIX + "Received request cmpl-1: prompt: 'Running: 9 reqs Avg generation throughput: 1 CUDA out of memory'"
     assert ENGINE.read_line(line) == ()
     assert cause(line) == "unknown"
 
@@ -289,7 +281,9 @@ def test_a_server_without_speculation_has_no_drafts() -> None:
 
 
 def test_the_broadcast_warning_is_a_note_and_no_more() -> None:
-    line = "(EngineCore pid=1) INFO 10-22 09:43:49 [shm_broadcast.py:466] No available shared memory broadcast block found"
+    line = (
+        "(EngineCore pid=1) INFO 10-22 09:43:49 [shm_broadcast.py:466] No available shared memory broadcast block found"
+    )
     assert ENGINE.read_line(line) == (Note("warning", "No available shared memory broadcast block found"),)
 
 
@@ -326,9 +320,7 @@ def test_the_message_before_http_listens_is_not_taken_for_it() -> None:
 
 
 def test_the_attention_backend_is_read() -> None:
-    line = (
-        PREFIX + "Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN', 'FLASHINFER']."
-    )
+    line = PREFIX + "Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN', 'FLASHINFER']."
     assert ENGINE.read_line(line) == (Effective(attention_backend="FLASH_ATTN"),)
 
 
@@ -388,9 +380,7 @@ def test_an_exit_with_0_that_nobody_asked_for_is_not_a_success() -> None:
         ("killed", ["Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor."]),
         (
             "unknown",
-            [
-                "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
-            ],
+            ["RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"],
         ),
     ],
 )
