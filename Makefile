@@ -35,8 +35,8 @@ format: $(STAMP) ## let ruff format and fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-install-service: ## install as a systemd service (as root)
-	systemd/install.sh
+install-service: ## install as a systemd service (as root; PREFIX=, DESTDIR= as in systemd/install.sh)
+	@sh systemd/install.sh
 
 clean: ## remove what was made here
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -17,7 +17,7 @@ class Preflight:
     """Checks candidates against what is installed on a host; a program is asked for its flags once."""
 
     host: Host
-    _flags: dict[tuple[str, ...], frozenset[str] | str] = field(default_factory=dict)
+    _flags: dict[tuple[str, ...], frozenset[str]] = field(default_factory=dict)
 
     async def problems(self, candidate: Candidate) -> tuple[str, ...]:
         """Given a candidate, return what would keep it from running; each names the nearest right flag."""
@@ -38,7 +38,10 @@ class Preflight:
 
     async def _known(self, argv: tuple[str, ...]) -> frozenset[str] | str:
         if argv not in self._flags:
-            self._flags[argv] = await self._ask(argv)
+            found = await self._ask(argv)
+            if isinstance(found, str):
+                return found  # it may have been the host's bad moment: the next candidate asks again
+            self._flags[argv] = found
         return self._flags[argv]
 
     async def _ask(self, argv: tuple[str, ...]) -> frozenset[str] | str:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 from autotuner.bench.workload import Benchmark
 from autotuner.core.objective import Objective
 from autotuner.core.policy import Policy, load_policy
-from autotuner.core.source import Source, problem_at, validate
+from autotuner.core.source import Source, problem_at, validate, wrong_at
 from autotuner.engines.base import Place
 from autotuner.errors import InvalidInput, NotFound, Problem
 from autotuner.shipped import folder
@@ -72,7 +72,7 @@ class Budget(_Strict):
 
 
 class Window(_Strict):
-    """Trials run only inside one of the windows. Local time; `until` before `from` runs past midnight."""
+    """Trials run only inside one of the windows. Local time; `until` not after `from` runs past midnight."""
 
     days: tuple[Day, ...] = DAYS
     from_: Clock = Field(alias="from")
@@ -82,7 +82,7 @@ class Window(_Strict):
         """Given a local time, tell whether it is inside; a window past midnight belongs to the day it began on."""
         clock = f"{moment:%H:%M}"
         today, yesterday = DAYS[moment.weekday()], DAYS[moment.weekday() - 1]
-        if self.from_ <= self.until:
+        if self.from_ < self.until:
             return today in self.days and self.from_ <= clock < self.until
         return (today in self.days and clock >= self.from_) or (yesterday in self.days and clock < self.until)
 
@@ -99,7 +99,7 @@ class Settings(_Strict):
     serving_probe_every_s: float = Field(default=60.0, ge=0)
     disk_free_min_mib: int = Field(default=64, ge=0)
     slots: dict[SlotName, Slot] = Field(min_length=1)
-    benchmarks: dict[str, Benchmark] = Field(default_factory=lambda: {"default": Benchmark()})
+    benchmarks: dict[str, Benchmark] = Field(default_factory=lambda: {"default": Benchmark()}, min_length=1)
     objective: Objective = Objective()
     budget: Budget = Budget()
     window: tuple[Window, ...] = ()
@@ -110,11 +110,12 @@ class Settings(_Strict):
         gpus: dict[int, str] = {}
         for name, slot in self.slots.items():
             if slot.port in ports:
-                raise ValueError(f"slots {ports[slot.port]} and {name} share port {slot.port}")
+                message = f"slots {ports[slot.port]} and {name} share port {slot.port}"
+                raise wrong_at(("slots", name, "port"), message)
             ports[slot.port] = name
             for gpu in slot.gpus:
                 if gpu in gpus:
-                    raise ValueError(f"slots {gpus[gpu]} and {name} share GPU {gpu}")
+                    raise wrong_at(("slots", name, "gpus"), f"slots {gpus[gpu]} and {name} share GPU {gpu}")
                 gpus[gpu] = name
         return self
 
@@ -209,7 +210,7 @@ def load_policies(settings: Settings) -> tuple[Policy, ...]:
 def read_source(path: Path) -> Source:
     """Given a path, return its text under its own name. Raise InvalidInput if it cannot be read or is no UTF-8 text."""
     try:
-        return Source(str(path), path.read_text(encoding="utf-8"))
+        return Source(str(path), path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise InvalidInput([Problem(str(path), "is not UTF-8 text", line)]) from None
@@ -227,12 +228,24 @@ def _cross_problems(source: Source, settings: Settings) -> list[Problem]:
             )
         bad = [v for v in slot.secret_files if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", v)]
         problems += [problem_at(source, ("slots", name, "secret_files", v), "is no variable name") for v in bad]
-        objective = settings.objective_of(name)
-        levels = settings.benchmarks[settings.benchmark_name(name)].levels if not problems else ()
-        if levels and objective.level is not None and objective.level not in levels:
-            where = ("slots", name, "objective", "level") if slot.objective else ("objective", "level")
-            hint = f"levels: {', '.join(map(str, levels))}"
-            problems.append(
-                problem_at(source, where, f"the benchmark of slot {name} has no level {objective.level}", hint)
-            )
+        if not problems:
+            problems += _level_problems(source, settings, name)
     return problems
+
+
+def _level_problems(source: Source, settings: Settings, name: str) -> list[Problem]:
+    """An objective or a constraint on a level that is never measured would silently decide otherwise than it says."""
+    objective, own = settings.objective_of(name), settings.slots[name].objective
+    levels = settings.benchmarks[settings.benchmark_name(name)].levels
+    named: list[tuple[tuple[str, ...], int]] = [(("weights", str(level)), level) for level in objective.weights]
+    if objective.level is not None:
+        named.append((("level",), objective.level))
+    if objective.constraints.single_stream_ratio_min is not None:
+        named.append((("constraints", "single_stream_ratio_min"), 1))
+    table = ("slots", name, "objective") if own else ("objective",)
+    hint = f"levels: {', '.join(map(str, levels))}"
+    return [
+        problem_at(source, (*table, *key), f"the benchmark of slot {name} has no level {level}", hint)
+        for key, level in named
+        if level not in levels
+    ]

@@ -98,7 +98,7 @@ class _Pool:
 class LevelRun:
     """One level of a benchmark against one server; `details` has one message for each error's name."""
 
-    def __init__(  # noqa: PLR0913 - one place starts it, by these names
+    def __init__(
         self,
         url: str,
         benchmark: Benchmark,
@@ -179,20 +179,22 @@ class LevelRun:
     async def _stream(self) -> None:
         connection: Connection | None = None
         pause, warmup, failures = PAUSE_S[0], self._benchmark.warmup_requests, 0
-        while True:
-            record = Record(sent=monotonic_s())
-            connection = await self._one_request(connection, record)
-            self._note(record)
-            if warmup:
-                failures += bool(record.error)
-                warmup = 0 if failures >= WARMUP_FAILURES else warmup - (not record.error)
-                self._cold -= not warmup
-            self._change.set()
-            if record.error:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, PAUSE_S[1])
-            else:
-                pause = PAUSE_S[0]
+        try:
+            while True:
+                record = Record(sent=monotonic_s())
+                connection = await self._one_request(connection, record)
+                self._note(record)
+                if warmup:
+                    failures += bool(record.error)
+                    warmup = 0 if failures >= WARMUP_FAILURES else warmup - (not record.error)
+                    self._cold -= not warmup
+                self._change.set()
+                if record.error:
+                    await asyncio.sleep(pause)
+                pause = min(2 * pause, PAUSE_S[1]) if record.error else PAUSE_S[0]
+        finally:
+            if connection is not None:
+                connection.drop()
 
     async def _one_request(self, connection: Connection | None, record: Record) -> Connection | None:
         """Given the stream's connection, if any, send the next request and return the connection to use next."""
@@ -200,8 +202,10 @@ class LevelRun:
         self._live[record] = None
         reused = connection is not None and connection.usable
         for _ in range(2):
-            if connection is None or not connection.usable:
-                connection = await self._connect(record)
+            if connection is not None and not connection.usable:
+                connection.drop()
+                connection = None
+            connection = connection or await self._connect(record)
             if connection is None:
                 break
             self._live[record] = connection
@@ -240,8 +244,7 @@ class LevelRun:
             record.cut = record.end is None
             if connection is not None:
                 connection.drop()
-            if record.events or record.cut:
-                self._records.append(record)
+            self._records.append(record)
         return _cpu_s()
 
     # What the client says about the load and about itself.

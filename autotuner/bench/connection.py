@@ -62,7 +62,9 @@ class Connection(asyncio.Protocol):
         await self._future
 
     def drop(self) -> None:
-        """Cut the connection now; a request on it keeps its record as it is."""
+        """Cut the connection now; a request that has not ended keeps its record as it is."""
+        if self._record is not None and self._record.end is not None:
+            self._end(self._record.end, *self._verdict(None))
         self._record = None
         if self._timer is not None:
             self._timer.cancel()

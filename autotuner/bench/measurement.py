@@ -185,10 +185,15 @@ def _counts(names: list[str]) -> dict[str, int]:
     return {name: names.count(name) for name in sorted(set(names))}
 
 
+def client_limited(lag_p99_ms: float, cpu_ratio: float) -> bool:
+    """Given how late the client's loop ran and how busy its core was, tell whether the client was the limit."""
+    return lag_p99_ms > LAG_MS_MAX and cpu_ratio > CPU_RATIO_MAX
+
+
 def _void(samples: LevelSamples, seconds: float) -> str:
     if seconds <= 0:
         return "the load ended before its steady part began"
-    if samples.lag_p99_ms > LAG_MS_MAX and samples.cpu_ratio > CPU_RATIO_MAX:
+    if client_limited(samples.lag_p99_ms, samples.cpu_ratio):
         return (
             f"the benchmark client was the limit: its event loop ran {samples.lag_p99_ms:.0f} ms late (p99) "
             f"and its core was {100 * samples.cpu_ratio:.0f} % busy"

@@ -10,14 +10,34 @@ import json
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from autotuner.core.redact import names_secret
-from autotuner.core.source import Key, Source, problem_at, validate
+from autotuner.core.redact import names_secret, redact_argv, redact_text
+from autotuner.core.source import Key, Source, problem_at, validate, wrong_at
 from autotuner.errors import InvalidInput, Problem
 
 EngineName = Literal["sglang", "vllm", "llamacpp", "command"]
-Scalar = bool | int | float | str
+
+
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("holds a NUL character, which no command line can carry")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_no_nul)]
+Scalar = bool | int | float | Text
+Flag = Annotated[str, StringConstraints(pattern=r"^-{0,2}[A-Za-z0-9][^\s=\x00]*$")]
+Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+=-]{0,119}$")]
 
 SWEEP_MAX = 256  # candidates from one file; a larger grid is a mistake more often than a wish
@@ -30,12 +50,12 @@ class _Strict(BaseModel):
 class Launch(_Strict):
     """How the server is started: model, program, flags, environment, and how long it may take to come up."""
 
-    model: str | None = None
-    python: str | None = None
-    binary: str | None = None
-    command: tuple[str, ...] | None = None
-    args: dict[str, Scalar | tuple[Scalar, ...]] = Field(default_factory=dict)
-    env: dict[str, str] = Field(default_factory=dict)
+    model: Text | None = None
+    python: Text | None = None
+    binary: Text | None = None
+    command: tuple[Text, ...] | None = None
+    args: dict[Flag, Scalar | tuple[Scalar, ...]] = Field(default_factory=dict)
+    env: dict[Variable, Text] = Field(default_factory=dict)
     start_timeout_s: float | None = Field(default=None, gt=0)
 
 
@@ -56,14 +76,25 @@ class CandidateFile(_Strict):
     sweep: dict[str, tuple[Scalar, ...]] = Field(default_factory=dict)
     benchmark: BenchmarkUse | None = None
 
+    @field_validator("sweep", mode="before")
+    @classmethod
+    def _dotted_keys_too(cls, value: Any) -> Any:
+        """TOML makes a table of the unquoted key `args.tp-size`; it means the same as the quoted one."""
+        if not isinstance(value, dict):
+            return value
+        flat: dict[str, Any] = {}
+        for key, inner in value.items():
+            flat |= {f"{key}.{name}": v for name, v in inner.items()} if isinstance(inner, dict) else {key: inner}
+        return flat
+
     @model_validator(mode="after")
     def _engine_has_what_it_needs(self) -> Self:
         if self.engine == "command" and not self.launch.command:
-            raise ValueError('engine "command" needs launch.command, the argv of a server')
+            raise wrong_at(("launch",), 'engine "command" needs launch.command, the argv of a server')
         if self.engine != "command" and self.launch.command:
-            raise ValueError(f'launch.command is for engine "command", not "{self.engine}"')
+            raise wrong_at(("launch", "command"), f'is for engine "command", not "{self.engine}"')
         if self.engine != "command" and not self.launch.model:
-            raise ValueError(f'engine "{self.engine}" needs launch.model')
+            raise wrong_at(("launch",), f'engine "{self.engine}" needs launch.model')
         return self
 
 
@@ -79,9 +110,11 @@ class Candidate(_Strict):
 
     @property
     def canonical(self) -> str:
-        """The JSON text whose hash is the id: engine and launch, flags in one spelling, keys sorted."""
-        launch = self.launch.model_dump(mode="json", exclude={"start_timeout_s"}, exclude_none=True)
-        launch["args"] = {flag_name(key): value for key, value in launch["args"].items()}
+        """The JSON text whose hash is the id: engine and launch, flags in one spelling, values as argv has them."""
+        launch = self.launch.model_dump(mode="json", exclude={"start_timeout_s", "args"}, exclude_none=True)
+        launch["args"] = {
+            flag_name(key): value is not False and _words(value) for key, value in self.launch.args.items()
+        }
         return json.dumps({"engine": self.engine, "launch": launch}, sort_keys=True, separators=(",", ":"))
 
     @property
@@ -105,18 +138,15 @@ def flag_argv(args: dict[str, Scalar | tuple[Scalar, ...]]) -> tuple[str, ...]:
     words: list[str] = []
     for key, value in args.items():
         flag = key if key.startswith("-") else f"--{key}"
-        if value is True:
-            words.append(flag)
-        elif value is not False:
-            values = value if isinstance(value, tuple) else (value,)
-            words += [flag, *(_word(v) for v in values)]
+        if value is not False:
+            words += [flag, *_words(value)]
     return tuple(words)
 
 
 def parse_candidates(source: Source) -> tuple[Candidate, ...]:
     """Given a candidate file, return its candidates, one unless it sweeps. Raise InvalidInput naming every problem."""
     file = validate(CandidateFile, source)
-    problems = [*_secret_problems(source, file), *_sweep_problems(source, file)]
+    problems = [*_secret_problems(source, file), *_doubled_problems(source, file), *_sweep_problems(source, file)]
     if problems:
         raise InvalidInput(problems)
     if not file.sweep:
@@ -144,6 +174,21 @@ def with_settings(launch: Launch, settings: dict[str, Scalar]) -> Launch:
     return Launch.model_validate(table)
 
 
+def setting_problem(key: str, values: tuple[Scalar, ...]) -> str:
+    """Given a dotted setting and values for it, return why a candidate cannot be changed by it; empty if it can."""
+    group, _, name = key.partition(".")
+    if not ((group in {"args", "env"} and name) or key in {"model", "python", "binary"}):
+        return 'is none of "args.<flag>", "env.<NAME>", "model", "python" and "binary"'
+    if names_secret(name) or any(redact_text(_word(value)) != _word(value) for value in values):
+        return "looks like a secret, which candidate files must not hold"
+    for value in values:
+        try:
+            with_settings(Launch(), {key: value})
+        except ValidationError as error:
+            return f"cannot be {value!r}: {error.errors()[0]['msg']}"
+    return ""
+
+
 def derive(candidate: Candidate, settings: dict[str, Scalar], hypothesis: str) -> Candidate:
     """Given a candidate and dotted settings to change, return the changed candidate under a name that says so."""
     launch = with_settings(candidate.launch, settings)
@@ -166,6 +211,13 @@ def _sweep_name(name: str, settings: dict[str, Scalar]) -> str:
     return "+".join(parts)[:120]
 
 
+def _words(value: Scalar | tuple[Scalar, ...]) -> list[str]:
+    """The words that follow a flag: none after a bare one."""
+    if value is True:
+        return []
+    return [_word(v) for v in (value if isinstance(value, tuple) else (value,))]
+
+
 def _word(value: Scalar) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -175,13 +227,36 @@ def _word(value: Scalar) -> str:
 def _secret_problems(source: Source, file: CandidateFile) -> list[Problem]:
     """A candidate file is kept in the store and shown in the journal, so a secret has no place in it."""
     hint = "put the path of a file that holds it under [slots.<name>.secret_files] in the settings"
-    tables: list[tuple[str, dict[str, Any]]] = [("args", file.launch.args), ("env", dict(file.launch.env))]
-    return [
-        problem_at(source, ("launch", table, key), "looks like a secret, which candidate files must not hold", hint)
-        for table, values in tables
-        for key in values
-        if names_secret(key)
+    launch = file.launch
+    found: list[Key] = [
+        ("launch", key) for key in ("model", "python", "binary") if _is_secret(key, getattr(launch, key) or "")
     ]
+    if launch.command and redact_argv(launch.command) != launch.command:
+        found.append(("launch", "command"))
+    found += [("launch", "args", key) for key, value in launch.args.items() if _is_secret(key, *_words(value))]
+    found += [("launch", "env", key) for key, value in launch.env.items() if _is_secret(key, value)]
+    message = "looks like a secret, which candidate files must not hold"
+    return [problem_at(source, path, message, hint) for path in found]
+
+
+def _is_secret(name: str, *values: str) -> bool:
+    return names_secret(name) or any(redact_text(value) != value for value in values)
+
+
+def _doubled_problems(source: Source, file: CandidateFile) -> list[Problem]:
+    """`tp-size` and `tp_size` are one flag: with both, what is launched and what is compared could differ."""
+    problems = []
+    tables: list[tuple[Key, list[str]]] = [
+        (("launch", "args"), list(file.launch.args)),
+        (("sweep",), [key for key in file.sweep if key.startswith("args.")]),
+    ]
+    for path, keys in tables:
+        first: dict[str, str] = {}
+        for key in keys:
+            other = first.setdefault(flag_name(key.removeprefix("args.")), key)
+            if other != key:
+                problems.append(problem_at(source, (*path, key), f"is the same flag as {other}"))
+    return problems
 
 
 def _sweep_problems(source: Source, file: CandidateFile) -> list[Problem]:
@@ -190,12 +265,9 @@ def _sweep_problems(source: Source, file: CandidateFile) -> list[Problem]:
     for key, values in file.sweep.items():
         count *= max(len(values), 1)
         path: Key = ("sweep", key)
-        group, _, name = key.partition(".")
-        if not ((group in {"args", "env"} and name) or key in {"model", "python", "binary"}):
-            hint = 'write "args.<flag>", "env.<NAME>", "model", "python" or "binary"'
-            problems.append(problem_at(source, path, "cannot be swept", hint))
-        elif names_secret(name):
-            problems.append(problem_at(source, path, "looks like a secret, which candidate files must not hold"))
+        why = setting_problem(key, values)
+        if why:
+            problems.append(problem_at(source, path, f"cannot be swept: {why}"))
         if not values:
             problems.append(problem_at(source, path, "has no values to sweep over"))
     if count > SWEEP_MAX:

@@ -11,7 +11,7 @@ from autotuner.core.state import LaunchState, Purpose
 
 RESTORE_FAILURES_MAX = 3  # launches of one best-known that failed within the window before the next older one is tried
 RESTORE_WINDOW_S = 900.0
-INTERRUPTIONS_MAX = 2  # a trial during which the daemon ended this often may be what ends it
+INTERRUPTIONS_MAX = 2  # a trial during which the daemon ended more often than this may be what ends it
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,10 @@ class LaunchRecord:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """The trial in hand or the next in the queue. `next_level` None and `concluded` False: nothing measured yet is left."""
+    """The trial in hand or the next in the queue.
+
+    `next_level` is the one to measure next, None if none is left; `concluded` says why the trial is over already.
+    """
 
     id: int
     candidate_id: str
@@ -253,8 +256,14 @@ def _one_server(recorded: Recorded, observed: Observed) -> Decision | None:
     living = _living(recorded, observed)
     if len(living) < 2:
         return None
-    wanted = recorded.trial.id if recorded.trial else None
-    extra = min(living, key=lambda launch: launch.trial_id == wanted and wanted is not None)
+    trial = recorded.trial.id if recorded.trial else None
+    best = recorded.ladder[0].candidate_id if recorded.ladder else None
+
+    def worth(launch: LaunchRecord) -> tuple[bool, bool, bool]:
+        of_trial = trial is not None and launch.trial_id == trial
+        return of_trial, launch.candidate_id == best, launch.state is LaunchState.SERVING
+
+    extra = min(living, key=worth)
     return Decision(Stop(extra.id), f"the slot holds {len(living)} servers; {extra.name} is not the one wanted")
 
 
@@ -265,10 +274,10 @@ def _trial_yields(recorded: Recorded, observed: Observed) -> Decision | None:
     reason = _trial_must_yield(recorded)
     if not reason or trial.concluded:
         return None
-    if trial.interruptions >= INTERRUPTIONS_MAX:
+    if trial.interruptions > INTERRUPTIONS_MAX:
         return Decision(
             GiveUp(trial.id),
-            f"the daemon ended {trial.interruptions + 1} times during the trial of {trial.name}, which may be the cause",
+            f"the daemon ended {trial.interruptions} times during the trial of {trial.name}, which may be the cause",
         )
     return Decision(Requeue(trial.id), f"{trial.name} goes back to the queue: {reason}")
 
@@ -341,7 +350,7 @@ def _next_trial(recorded: Recorded, observed: Observed) -> Decision | None:
         return None
     hold = recorded.no_new_trials or (f"paused: {recorded.paused}" if recorded.paused else "")
     if hold:
-        return Decision(Wait(), f"nothing new is started: {hold}")
+        return _unwanted(recorded, observed) or Decision(Wait(), f"nothing new is started: {hold}")
     if recorded.baseline_missing and recorded.ladder and queued.candidate_id != recorded.ladder[0].candidate_id:
         best = recorded.ladder[0]
         return Decision(
@@ -349,6 +358,14 @@ def _next_trial(recorded: Recorded, observed: Observed) -> Decision | None:
             f"the best-known, {best.name}, has no measurement under this benchmark yet",
         )
     return Decision(BeginTrial(queued.id), f"{queued.name} is next in the queue")
+
+
+def _unwanted(recorded: Recorded, observed: Observed) -> Decision | None:
+    """Nothing is to run and there is no best-known: a server that lost its trial must not hold the GPUs for nobody."""
+    living = _living(recorded, observed)
+    if not living or recorded.ladder:
+        return None
+    return Decision(Stop(living[0].id), f"{living[0].name} is not wanted any more, and no best-known is recorded")
 
 
 _SITUATIONS: tuple[Callable[[Recorded, Observed], Decision | None], ...] = (
@@ -361,6 +378,7 @@ _SITUATIONS: tuple[Callable[[Recorded, Observed], Decision | None], ...] = (
     _degraded,
     _restore,
     _next_trial,
+    _unwanted,
 )
 
 
@@ -369,6 +387,10 @@ def _launch_into_free_slot(recorded: Recorded, observed: Observed, launch: Launc
     living = _living(recorded, observed)
     if living:
         return Decision(Stop(living[0].id), f"{living[0].name} makes room: {reason}")
+    if observed.living:
+        return Decision(
+            Wait(), f"cannot launch {launch.name}: launch {min(observed.living)} lives, but is recorded as ended"
+        )
     if observed.strangers:
         return Decision(Wait(), f"cannot launch {launch.name}: {observed.strangers}")
     return Decision(launch, reason)

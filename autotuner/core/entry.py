@@ -13,6 +13,7 @@ from autotuner.core.redact import one_line, plain, redact_text
 GENESIS = "0" * 64
 QUOTE_LIMIT = 4096  # characters of a server's own words in one entry
 
+_MARKUP = re.compile(r"<(?=[A-Za-z/!?])")  # what HTML could begin with; `a < b` stays readable
 _HEADING = re.compile(r"^## (\d{4,}) · (\d{4,}-\d\d-\d\d \d\d:\d\d:\d\dZ) · slot (\S+) · (.+)$")
 _TRAILER = re.compile(r"^<!-- autotuner entry=(\d+) prev=([0-9a-f]{64}) sha256=([0-9a-f]{64}) -->$")
 
@@ -72,8 +73,12 @@ class Reading:
 def render(draft: Draft, number: int, at: str, prev: str, secrets: frozenset[str] = frozenset()) -> Entry:
     """Given a draft, its number, its time (UTC, `YYYY-MM-DD HH:MM:SSZ`) and the hash before it, return the entry."""
 
+    def hidden(text: str) -> str:
+        """Once more without escapes, which could have kept a secret from being recognised."""
+        return redact_text(plain(redact_text(text, secrets), len(text) + 4096), secrets)
+
     def safe(text: str, limit: int = 2000) -> str:
-        return one_line(redact_text(text, secrets), limit).replace("<!--", "&lt;!--").replace("**", "* *")
+        return _MARKUP.sub("&lt;", one_line(hidden(text), limit)).replace("**", "* *")
 
     title = safe(draft.title, 200) or "untitled"
     lines = [f"## {number:04d} · {at} · slot {_word(draft.slot)} · {title}", "", f"**{safe(draft.sentence)}**", ""]
@@ -85,7 +90,9 @@ def render(draft: Draft, number: int, at: str, prev: str, secrets: frozenset[str
     if draft.bullets:
         lines.append("")
     if draft.quote:
-        quoted = plain(redact_text("\n".join(draft.quote), secrets), QUOTE_LIMIT)
+        quoted = plain(hidden("\n".join(draft.quote)), QUOTE_LIMIT)
+        # A line of text ends the list above: indented lines right after a list would be read as a part of it.
+        lines += ["The server's own words:", ""]
         lines += [f"    {line.rstrip()}" for line in quoted.split("\n") if line.strip()]
         lines.append("")
     body = "\n".join(lines) + "\n"

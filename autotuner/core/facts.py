@@ -5,7 +5,7 @@ A fact that is not known is left out, never filled with a zero: a rule on it the
 
 from dataclasses import dataclass
 
-from autotuner.bench.measurement import Figures
+from autotuner.bench.measurement import Figures, client_limited
 from autotuner.core.policy import Facts
 from autotuner.core.speculation import SpeculationAtLevel
 from autotuner.core.statistics import Interval, ratio_interval
@@ -25,7 +25,7 @@ class StartSoFar:
 
 @dataclass(frozen=True)
 class LevelSoFar:
-    """A level in progress or at its end. `best` is the best-known's figures at this level, if it was measured."""
+    """A level in progress or at its end (`over`). `best` is the best-known's figures at this level, if it was measured."""
 
     figures: Figures
     load_s: float
@@ -36,6 +36,7 @@ class LevelSoFar:
     accept_ratio: float | None
     best: Figures | None
     launch_noise: float
+    over: bool = False
 
 
 def server_facts(alive: bool, exit_code: int | None, diagnosis: Diagnosis | None) -> Facts:
@@ -79,6 +80,8 @@ def level_facts(level: LevelSoFar) -> Facts:
     if f.seconds > 0 and f.output_tok_s > 0:
         facts["level.output_tok_s"] = f.output_tok_s
         facts["level.output_tok_s_high"] = f.output_tok_s_high
+    if level.over:
+        facts["level.client_limited"] = client_limited(f.client_lag_p99_ms, f.client_cpu_ratio)
     return {**facts, **_best_facts(level), **_speculation_facts(level)}
 
 

@@ -94,6 +94,7 @@ class Gather:
             accept_ratio=_accept_ratio(windows),
             best=plan.best,
             launch_noise=plan.launch_noise,
+            over=figures is not None,
         )
 
     def result(self, figures: Figures) -> LevelResult:

@@ -76,8 +76,9 @@ def score(
     None if a level that weighs something is missing or void on either side. `noise` is the relative standard deviation
     between launches; each side was one launch, so it counts once for the whole score and not once a level.
     """
-    weights = {level: w for level, w in weights_of(objective, tuple(baseline)).items() if w > 0}
-    if not weights or any(_unusable(side.get(level)) for level in weights for side in (figures, baseline)):
+    levels = tuple({**baseline, **figures})  # of both: a level that one side lacks must not hand its weight to another
+    weights = {level: w for level, w in weights_of(objective, levels).items() if w > 0} if levels else {}
+    if not weights or any(unusable(side.get(level)) for level in weights for side in (figures, baseline)):
         return None
     log_mean, variance = 0.0, 0.0
     for level, weight in weights.items():
@@ -90,7 +91,10 @@ def score(
 
 
 def violations(objective: Objective, figures: dict[int, Figures], baseline: dict[int, Figures]) -> tuple[str, ...]:
-    """Given figures by level, return a sentence for each constraint that they violate."""
+    """Given figures by level, return a sentence for each constraint that they violate.
+
+    Failed requests count whatever else went wrong; a void level says nothing about latencies and rates.
+    """
     c = objective.constraints
     found = []
     for level, f in sorted(figures.items()):
@@ -100,10 +104,10 @@ def violations(objective: Objective, figures: dict[int, Figures], baseline: dict
             ("TTFT", c.ttft_p99_ms_max, f.ttft_ms),
             ("TPOT", c.tpot_p99_ms_max, f.tpot_ms),
         ):
-            if limit is not None and table.get("p99", 0.0) > limit:
+            if limit is not None and not f.void and table.get("p99", 0.0) > limit:
                 found.append(f"{name} p99 at concurrency {level} is {table['p99']:.1f} ms, the limit is {limit:g} ms")
     single, base = figures.get(1), baseline.get(1)
-    if c.single_stream_ratio_min is not None and single and base and base.output_tok_s > 0:
+    if c.single_stream_ratio_min is not None and single and base and not single.void and not unusable(base):
         ratio = single.output_tok_s / base.output_tok_s
         if ratio < c.single_stream_ratio_min:
             found.append(
@@ -127,7 +131,8 @@ def pareto_front(rates: dict[str, dict[int, float]]) -> tuple[str, ...]:
     return tuple(front)
 
 
-def _unusable(figures: Figures | None) -> bool:
+def unusable(figures: Figures | None) -> bool:
+    """Tell whether a level's figures are missing, void, or without a single token."""
     return figures is None or bool(figures.void) or figures.output_tok_s <= 0
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from autotuner.core.candidate import setting_problem
 from autotuner.core.source import Source, line_of, lines_of, nearest, problem_at, validate
 from autotuner.core.state import Verdict
 from autotuner.errors import InvalidInput, Problem
@@ -77,6 +78,18 @@ FACTS: tuple[FactDefinition, ...] = (
     FactDefinition("budget.deadline_s", float, "s", "until the campaign's deadline", "no such budget"),
 )
 FACT_BY_NAME = {fact.name: fact for fact in FACTS}
+
+
+_ENDS_LEVEL = frozenset({"abandon", "quarantine", "skip-level", "void", "propose"})
+# What a rule can do at each moment, and the groups of facts that are known then: anything else would silently never
+# happen, so it is refused when the file is read.
+MOMENTS: dict[When, tuple[frozenset[str], frozenset[str]]] = {
+    "start": (frozenset({"abandon", "quarantine"}), frozenset({"server", "start"})),
+    "window": (_ENDS_LEVEL, frozenset({"server", "trial", "candidate", "level", "best", "spec"})),
+    "level": (_ENDS_LEVEL, frozenset({"trial", "candidate", "level", "best", "spec"})),
+    "next": (frozenset({"pause"}), frozenset({"budget"})),
+    "trial": (frozenset({"pause"}), frozenset({"budget"})),
+}
 
 
 class Rule(BaseModel):
@@ -148,6 +161,7 @@ def load_policy(source: Source) -> Policy:
             problems.append(problem_at(source, ("rule", index, "name"), f"a second rule is called {rule.name}"))
         problems += _condition_problems(source, index, rule)
         problems += _sentence_problems(source, index, rule)
+        problems += _action_problems(source, index, rule)
     if problems:
         raise InvalidInput(problems)
     return Policy(source.name, hashlib.sha256(source.text.encode()).hexdigest(), source.text, file.rule)
@@ -264,6 +278,11 @@ def _condition_problems(source: Source, index: int, rule: Rule) -> list[Problem]
     if unknown:
         hint = nearest(unknown[0], list(FACT_BY_NAME)) or "list them: autotuner policies facts"
         return [problem_at(source, where, f"there is no fact called {unknown[0]}", hint)]
+    groups = MOMENTS[rule.on][1]
+    absent = [name for name in used if name.partition(".")[0] not in groups]
+    if absent:
+        message = f'{absent[0]} is never known at the moment "{rule.on}", so the rule could not fire'
+        return [problem_at(source, where, message, f"known then: {', '.join(f'{g}.*' for g in sorted(groups))}")]
     # Both truth values, so that neither side of a short-circuited || or && escapes the check.
     for truth in (True, False):
         try:
@@ -279,15 +298,41 @@ def _sentence_problems(source: Source, index: int, rule: Rule) -> list[Problem]:
     problems = []
     for key, text in (("sentence", rule.sentence), ("advice", rule.advice)):
         try:
-            names = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
+            fields = [(name, form or "") for _, name, form, _ in string.Formatter().parse(text) if name is not None]
         except ValueError as error:
             problems.append(problem_at(source, ("rule", index, key), f"a brace is out of place: {error}"))
             continue
-        for name in names:
+        for name, form in fields:
             if name not in FACT_BY_NAME:
                 hint = nearest(name, list(FACT_BY_NAME))
                 problems.append(problem_at(source, ("rule", index, key), f"there is no fact called {name}", hint))
+            elif not _is_number_format(form):
+                problems.append(problem_at(source, ("rule", index, key), f"{form!r} formats no number", "as in :.2f"))
     return problems
+
+
+def _is_number_format(form: str) -> bool:
+    try:
+        format(1.0, form)
+    except ValueError:
+        return False
+    return True
+
+
+def _action_problems(source: Source, index: int, rule: Rule) -> list[Problem]:
+    actions = MOMENTS[rule.on][0]
+    if rule.action not in actions:
+        message = f'"{rule.action}" does nothing at the moment "{rule.on}"'
+        hint = f"possible then: {', '.join(sorted(actions))}"
+        return [problem_at(source, ("rule", index, "action"), message, hint)]
+    if (rule.action == "propose") != bool(rule.set):
+        message = 'action "propose" and the table "set", which says what to change, go together'
+        return [problem_at(source, ("rule", index, "action"), message)]
+    return [
+        problem_at(source, ("rule", index, "set", key), why)
+        for key, value in rule.set.items()
+        if (why := setting_problem(key, (value,)))
+    ]
 
 
 class _ConditionError(ValueError):
@@ -305,6 +350,8 @@ def _compiled(expression: str) -> tuple[Any, tuple[str, ...]]:
     environment = celpy.Environment()
     try:
         tree: Any = environment.compile(expression)
+    except RecursionError:
+        raise _ConditionError("nested too deeply", 1) from None
     except CELParseError as error:
         raise _ConditionError("cannot be read here: " + _short(error), error.line or 1) from None
     for token in tree.scan_values(lambda token: token.type == "INT_LIT"):

@@ -9,49 +9,63 @@ import re
 HIDDEN = "***"
 
 _SECRET_NAME = re.compile(
-    r"(^|[_-])(api[_-]?keys?|token|secrets?|passw(or)?d|passphrase|credentials?|private[_-]?key|access[_-]?key)($|[_-])",
+    r"(^|[_-])(api[_-]?keys?|secrets?|credentials?|private[_-]?key|access[_-]?key)($|[_-])|passw(or)?d|passphrase",
     re.IGNORECASE,
 )
-_NOT_SECRET = re.compile(
-    r"(max|num|min|chunk|new|draft|prefill|batched|swa|total|per|context|eos|pad|bos|stop|special|by|add|skip)"
-    r"[_-]?([a-z0-9]+[_-])*token",
-    re.IGNORECASE,
+# A name that ends in "token" is a credential unless the word before says that it counts or marks a model's tokens.
+_TOKEN_OF_A_MODEL = frozenset(
+    """
+max num min total new draft prefill decode batched swa per by eos bos pad unk sep cls mask stop special first next last
+inter think image audio video chunk context
+""".split()  # noqa: SIM905 - a paragraph of words reads better than a list of them
 )
 _SECRET_TEXT = re.compile(
     r"\b(hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16})\b"
     r"|(?<=[Bb]earer )[A-Za-z0-9._~+/-]{8,}=*"
-    r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+    r"|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
 )
+_ASSIGNED = re.compile(r"""(?<![\w-])(-{0,2}[A-Za-z_][\w-]*)=("[^"]*"|'[^']*'|[^\s"',;&)}\]]+)""")
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
+)
 
 
 def names_secret(name: str) -> bool:
     """Given a flag or variable name, tell whether its value is a secret (`HF_TOKEN` is, `max-total-tokens` is not)."""
-    return bool(_SECRET_NAME.search(name)) and not _NOT_SECRET.search(name)
+    if _SECRET_NAME.search(name):
+        return True
+    words = re.split(r"[_-]+", name.lower())
+    counts = words[0] in {"max", "num", "min", "total"}
+    return words[-1] == "token" and not counts and not _TOKEN_OF_A_MODEL.intersection(words[-2:-1])
 
 
 def redact_text(text: str, values: frozenset[str] = frozenset()) -> str:
-    """Given free text and known secret values, return it with both those and well-known token shapes hidden."""
+    """Given free text and known secret values, return it with those, well-known token shapes and `secret=...` hidden."""
     for value in sorted(values, key=len, reverse=True):
         if len(value) >= 4:
             text = text.replace(value, HIDDEN)
-    return _SECRET_TEXT.sub(HIDDEN, text)
+    return _ASSIGNED.sub(_hide_if_secret, _SECRET_TEXT.sub(HIDDEN, text))
+
+
+def _hide_if_secret(match: re.Match[str]) -> str:
+    name = match.group(1)
+    return f"{name}={HIDDEN}" if names_secret(name.lstrip("-")) else match.group(0)
 
 
 def redact_argv(argv: tuple[str, ...], values: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """Given an argv, return it with the values of secret flags hidden (`--api-key X` and `--api-key=X`)."""
+    """Given an argv, return it with the values of secret flags hidden (`--api-key X Y` and `--api-key=X`)."""
     shown: list[str] = []
-    hide_next = False
+    hides = ""  # the dashes with which a word must begin not to be a value of the secret flag before it
     for word in argv:
         flag, equals, _ = word.partition("=")
-        if hide_next and not word.startswith("--"):
+        if hides and not word.startswith(hides):
             shown.append(HIDDEN)
-        elif flag.startswith("-") and equals and names_secret(flag.lstrip("-")):
-            shown.append(f"{flag}={HIDDEN}")
-        else:
-            shown.append(redact_text(word, values))
-        hide_next = flag.startswith("-") and not equals and names_secret(flag.lstrip("-"))
+            hides = "-"  # a flag may take several values; the first may begin with a dash
+            continue
+        secret = names_secret(flag.lstrip("-"))
+        shown.append(f"{flag}={HIDDEN}" if equals and secret else redact_text(word, values))
+        hides = "--" if flag.startswith("-") and secret and not equals else ""
     return tuple(shown)
 
 

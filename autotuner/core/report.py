@@ -289,6 +289,8 @@ def _shares(report: TrialReport) -> str:
         spec, base = result.speculation, report.baseline.get(result.concurrency)
         if spec is None or base is None or spec.running is None or spec.baseline_step is None:
             continue
+        if result.figures.void or base.figures.void:
+            continue
         loss = loss_shares(
             base.figures.output_tok_s, result.figures.output_tok_s, spec.running, spec.baseline_step.seconds
         )
@@ -297,9 +299,10 @@ def _shares(report: TrialReport) -> str:
         text = f"of the {rate(loss.total_tok_s)} tok/s lost at concurrency {result.concurrency}, "
         if not spec.capped:
             return text + "all is what speculation itself costs there; every request that the level offers ran"
+        held = f"the server's cap of {spec.running:.0f} running requests (a plain server held there would give about "
+        held += f"{rate(loss.plain_at_cap_tok_s)})"
+        if loss.speculation_tok_s <= 0:
+            return f"{text}all is {held}; speculation itself gained {rate(-loss.speculation_tok_s)} there"
         share = 100 * loss.cap_tok_s / loss.total_tok_s
-        return text + (
-            f"{share:.0f} % is the server's cap of {spec.running:.0f} running requests (a plain server held there would "
-            f"give about {rate(loss.plain_at_cap_tok_s)}), {100 - share:.0f} % speculation itself"
-        )
+        return f"{text}{share:.0f} % is {held}, {100 - share:.0f} % speculation itself"
     return ""

@@ -11,7 +11,9 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticCustomError
 
+from autotuner.core.redact import HIDDEN, names_secret, one_line
 from autotuner.errors import InvalidInput, Problem
 
 Key = tuple[str | int, ...]
@@ -22,6 +24,14 @@ _ASSIGNMENT = re.compile(
     r"""^\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*="""
 )
 _KEY_PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
+_UNION_TAG = re.compile(r"int|float|bool|str|none|\[key\]|constrained-(?:str|int|float)|[a-z-]+[\[(].*[\])]")
+_TYPES = {
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "a text",
+    "tuple_type": "a list",
+}
 _TOML_PLACE = re.compile(r"\(at line (\d+), column \d+\)|\(at end of document\)")
 
 
@@ -39,10 +49,13 @@ def parse(source: Source) -> dict[str, Any]:
         return tomllib.loads(source.text)
     except tomllib.TOMLDecodeError as error:
         place = _TOML_PLACE.search(str(error))
-        at_end = len(source.text.splitlines()) or 1
+        at_end = source.text.rstrip("\n").count("\n") + 1
         line = int(place.group(1)) if place and place.group(1) else at_end
         message = "not valid TOML: " + _TOML_PLACE.sub("", str(error)).strip()
         raise InvalidInput([Problem(source.name, message, line)]) from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets thousands deep
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error).partition(";")[0]
+        raise InvalidInput([Problem(source.name, f"cannot be read as TOML: {why}")]) from None
 
 
 def lines_of(text: str) -> dict[Key, int]:
@@ -54,7 +67,7 @@ def lines_of(text: str) -> dict[Key, int]:
     counts: dict[Key, int] = {}
     prefix: Key = ()
     quote = ""
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if quote:
             quote = "" if line.count(quote) % 2 else quote
             continue
@@ -96,7 +109,15 @@ def validate(model: type[Model], source: Source) -> Model:
         return model.model_validate(table)
     except ValidationError as error:
         lines = lines_of(source.text)
-        raise InvalidInput([_problem(model, source, lines, item) for item in error.errors()]) from None
+        by_path: dict[Key, list[Any]] = {}
+        for item in error.errors():
+            by_path.setdefault(_path(item), []).append(item)
+        raise InvalidInput([_problem(model, source, lines, path, items) for path, items in by_path.items()]) from None
+
+
+def wrong_at(path: Key, message: str) -> PydanticCustomError:
+    """Given a key path and what is wrong there, return the error that a model's validator may raise to say so."""
+    return PydanticCustomError("wrong_at", "{message}", {"message": message, "path": path})
 
 
 def problem_at(source: Source, path: Key, message: str, hint: str = "") -> Problem:
@@ -112,27 +133,43 @@ def dotted(path: Key) -> str:
     return text
 
 
-def _problem(model: type[BaseModel], source: Source, lines: dict[Key, int], item: Any) -> Problem:
-    path: Key = tuple(part for part in item["loc"] if not _is_union_tag(part))
+def _path(item: Any) -> Key:
+    """The key path of one of pydantic's errors, without what is no key of the file."""
+    inner: Key = item.get("ctx", {}).get("path", ()) if item["type"] == "wrong_at" else ()
+    return (*(part for part in item["loc"] if not _is_union_tag(part)), *inner)
+
+
+def _problem(
+    model: type[BaseModel], source: Source, lines: dict[Key, int], path: Key, items: list[dict[str, Any]]
+) -> Problem:
+    """All errors at one path as one problem: a union gives an error for each of its types."""
+    item = items[0]
     kind, message, hint = item["type"], str(item["msg"]), ""
-    if kind == "extra_forbidden":
+    if len(items) > 1:
+        types = [_TYPES.get(other["type"], str(other["msg"])) for other in items]
+        message = f"should be {', '.join(types[:-1])} or {types[-1]}, found {_shown(path, item['input'])}"
+    elif kind == "extra_forbidden":
         message, hint = "unknown key", nearest(str(path[-1]), _field_names(model, path[:-1]))
     elif kind == "missing":
         message = "is missing"
     elif kind in {"literal_error", "enum"}:
         expected = re.findall(r"'([^']+)'", str(item.get("ctx", {}).get("expected", "")))
-        message, hint = f"{item['input']!r} is not one of them", nearest(str(item["input"]), expected)
+        message, hint = f"{_shown(path, item['input'])} is not one of them", nearest(str(item["input"]), expected)
     elif kind == "value_error":
         message = message.removeprefix("Value error, ")
-    else:
-        message = message[0].lower() + message[1:] + f", found {item['input']!r}"
+    elif kind != "wrong_at":
+        message = message[0].lower() + message[1:] + f", found {_shown(path, item['input'])}"
     return Problem(source.name, message, line_of(lines, path), dotted(path), hint)
 
 
 def _is_union_tag(part: str | int) -> bool:
     """Pydantic puts the tried branch of a union (`int`, `list[...]`) into the path; it is no key of the file."""
-    tags = {"int", "float", "bool", "str", "none"}
-    return isinstance(part, str) and (part in tags or "[" in part or "constrained" in part)
+    return isinstance(part, str) and bool(_UNION_TAG.fullmatch(part))
+
+
+def _shown(path: Key, value: Any) -> str:
+    """A value of the file as a message may show it."""
+    return HIDDEN if any(names_secret(str(part)) for part in path) else one_line(repr(value), 160)
 
 
 def _field_names(model: type[BaseModel], path: Key) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel, ConfigDict
 
 from autotuner.bench.measurement import Figures
-from autotuner.core.objective import Objective, level_order, score, violations, weights_of
+from autotuner.core.objective import Objective, level_order, score, unusable, violations, weights_of
 from autotuner.core.policy import Fired
 from autotuner.core.speculation import SpeculationAtLevel
 from autotuner.core.state import Verdict
@@ -50,7 +50,10 @@ class Judgement:
 
 @dataclass(frozen=True)
 class TrialSoFar:
-    """Everything a verdict is a function of. `baseline` is empty where no best-known was measured."""
+    """Everything a verdict is a function of. `baseline` is empty where no best-known was measured.
+
+    `has_best` says that there is a best-known all the same: then a candidate without a baseline is compared with nothing.
+    """
 
     objective: Objective
     levels: tuple[int, ...]
@@ -59,6 +62,7 @@ class TrialSoFar:
     ended: Fired | None = None
     is_baseline: bool = False
     launch_noise: float = 0.0
+    has_best: bool = False
 
 
 def next_level(trial: TrialSoFar) -> int | None:
@@ -96,15 +100,21 @@ def judge(trial: TrialSoFar) -> Judgement:
     if broken:
         return Judgement(Verdict.FAIL, promote=False, reasons=broken)
     voids = [
-        f"concurrency {level}: {f.void}" for level, f in sorted(figures.items()) if f.void and _weighs(trial, level)
+        f"concurrency {level}: {f.void}" for level, f in sorted(figures.items()) if f.void and _decides(trial, level)
     ]
     if voids:
         return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=tuple(voids))
     if trial.is_baseline:
         return Judgement(Verdict.PASS, promote=False, reasons=("the best-known itself, measured under this benchmark",))
-    if not baseline:
-        return Judgement(Verdict.PASS, promote=True, reasons=("it is the first one that was measured here",))
-    return _compare(trial, figures, baseline)
+    if baseline:
+        return _compare(trial, figures, baseline)
+    if trial.has_best:
+        reason = "the best-known has no measurement under this benchmark, so there is nothing to compare with"
+        return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=(reason,))
+    if any(unusable(figures.get(level)) for level in trial.levels if _decides(trial, level)):
+        reason = "no token was measured at a level that the objective weighs"
+        return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=(reason,))
+    return Judgement(Verdict.PASS, promote=True, reasons=("it is the first one that was measured here",))
 
 
 def _compare(trial: TrialSoFar, figures: dict[int, Figures], baseline: dict[int, Figures]) -> Judgement:
@@ -128,5 +138,7 @@ def _compare(trial: TrialSoFar, figures: dict[int, Figures], baseline: dict[int,
     return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=(reason,), score=result)
 
 
-def _weighs(trial: TrialSoFar, level: int) -> bool:
+def _decides(trial: TrialSoFar, level: int) -> bool:
+    if level == 1 and trial.objective.constraints.single_stream_ratio_min is not None:
+        return True
     return weights_of(trial.objective, trial.levels).get(level, 0.0) > 0

@@ -4,6 +4,7 @@ WAL with synchronous=FULL: NORMAL would lose acknowledged commits on power loss,
 is nothing.
 """
 
+import errno
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,13 +22,19 @@ class Database:
     """One connection to the state database; opens and creates it."""
 
     def __init__(self, path: Path) -> None:
-        with translated():
+        with translated(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-            self._connection.row_factory = sqlite3.Row
-            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-                self._connection.execute(f"PRAGMA {pragma}")
-            self._create()
+        self._path = path
+        try:
+            with translated(path):
+                self._connection.row_factory = sqlite3.Row
+                for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+                    self._connection.execute(f"PRAGMA {pragma}")
+                self._create()
+        except StoreError:
+            self._connection.close()
+            raise
 
     def close(self) -> None:
         """Close the connection."""
@@ -35,36 +42,38 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything inside is committed together or not at all. Raise DiskFull or StoreError."""
-        with translated():
-            # IMMEDIATE: a deferred transaction that turns into a writer fails at once in spite of the busy timeout.
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
+        """Everything inside is committed together or not at all; one inside another is a part of it.
+
+        Raise DiskFull or StoreError.
+        """
+        if self._connection.in_transaction:
+            yield
+            return
+        # IMMEDIATE: a deferred transaction that turns into a writer fails at once in spite of the busy timeout.
+        self.run("BEGIN IMMEDIATE")
+        try:
+            yield
+            self.run("COMMIT")
+        except BaseException:
+            # SQLite may have rolled back by itself, as it does where the disk is full.
+            if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-                raise
-            try:
-                self._connection.execute("COMMIT")
-            except sqlite3.Error:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
+            raise
 
     def run(self, sql: str, *values: Any) -> sqlite3.Cursor:
         """Run one statement."""
-        with translated():
+        with translated(self._path):
             return self._connection.execute(sql, values)
 
     def one(self, sql: str, *values: Any) -> sqlite3.Row | None:
         """Run a query and return its first row, or None."""
-        with translated():
+        with translated(self._path):
             row: sqlite3.Row | None = self._connection.execute(sql, values).fetchone()
             return row
 
     def all(self, sql: str, *values: Any) -> list[sqlite3.Row]:
         """Run a query and return its rows."""
-        with translated():
+        with translated(self._path):
             return self._connection.execute(sql, values).fetchall()
 
     def data_version(self) -> int:
@@ -84,7 +93,9 @@ class Database:
             if found is not None and found[0] == SCHEMA_VERSION:
                 return
             if found is not None:
-                raise StoreError(f"the state database has schema {found[0]}; this autotuner knows {SCHEMA_VERSION}")
+                raise StoreError(
+                    f"the state database {self._path} has schema {found[0]}; this autotuner knows {SCHEMA_VERSION}"
+                )
         schema = (files("autotuner.edge") / "schema.sql").read_text(encoding="utf-8")
         self._connection.executescript(
             f"BEGIN IMMEDIATE; {schema} INSERT OR IGNORE INTO meta VALUES ('schema', '{SCHEMA_VERSION}'); COMMIT;"  # noqa: S608
@@ -92,16 +103,17 @@ class Database:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translated(path: Path) -> Iterator[None]:
     """Turn SQLite's and the file system's errors into ours, so that the loop can tell a full disk from a bug."""
     try:
         yield
-    except sqlite3.OperationalError as error:
+    except (sqlite3.OperationalError, sqlite3.IntegrityError) as error:
         text = str(error)
         if "full" in text or "disk I/O error" in text:
-            raise DiskFull(f"the state database cannot be written: {text}") from error
-        raise StoreError(f"the state database: {text}") from error
+            raise DiskFull(f"the state database {path} cannot be written: {text}") from error
+        raise StoreError(f"the state database {path}: {text}") from error
     except sqlite3.DatabaseError as error:
-        raise StoreError(f"the state database is damaged: {error}") from error
+        raise StoreError(f"the state database {path} is damaged: {error}") from error
     except OSError as error:
-        raise StoreError(f"the state folder: {error}") from error
+        kind = DiskFull if error.errno in {errno.ENOSPC, errno.EDQUOT} else StoreError
+        raise kind(f"the state database {path}: {error.strerror}") from error

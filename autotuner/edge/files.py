@@ -4,7 +4,10 @@ import fcntl
 import os
 from pathlib import Path
 
-from autotuner.errors import Locked
+from autotuner.edge import clock
+from autotuner.errors import Locked, StoreError
+
+LOCK_PATIENCE_S = 0.5  # somebody who only looks whether the lock is held holds it for an instant
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
@@ -48,17 +51,18 @@ class FolderLock:
         self._fd = -1
 
     def acquire(self) -> None:
-        """Take the lock. Raise Locked, naming the holder, if another process has it."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        """Take the lock. Raise Locked, naming the holder, if another process has it; StoreError if there can be none."""
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StoreError(f"the state folder cannot be used: {self._path}: {error.strerror}") from None
+        if not _lock(fd, fcntl.LOCK_EX, LOCK_PATIENCE_S):
             holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
             os.close(fd)
             raise Locked(
                 f"another autotuner daemon (pid {holder}) works {self._path.parent}; stop it, or use another state_dir"
-            ) from None
+            )
         try:
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
@@ -76,14 +80,27 @@ class FolderLock:
 def lock_holder(path: Path) -> int | None:
     """Given a lock file, return the pid of the process that holds the lock, 0 if its label is missing, None if free."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        # Shared, so that two who only look do not take each other for a daemon.
+        if _lock(fd, fcntl.LOCK_SH, 0.0):
+            return None
         label = os.read(fd, 32).decode("ascii", "replace").strip()
-        return int(label) if label.isdigit() else 0
+        return int(label) if label.isdecimal() else 0
     finally:
         os.close(fd)
-    return None
+
+
+def _lock(fd: int, kind: int, patience_s: float) -> bool:
+    deadline = clock.monotonic_s() + patience_s
+    while True:
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        except OSError:
+            if clock.monotonic_s() >= deadline:
+                return False
+            clock.pause(0.02)
+        else:
+            return True

@@ -1,5 +1,7 @@
 """GPU memory and processes from nvidia-smi: the words to ask, and its answer taken apart."""
 
+import math
+
 from autotuner.edge.host import GpuUse
 
 MEMORY_QUERY = ("nvidia-smi", "--query-gpu=index,uuid,memory.used,memory.total", "--format=csv,noheader,nounits")
@@ -15,12 +17,14 @@ def parse(memory: str, processes: str, indices: tuple[int, ...]) -> tuple[GpuUse
     by_uuid: dict[str, list[tuple[int, str, float]]] = {}
     for line in processes.splitlines():
         fields = [field.strip() for field in line.split(",")]
-        if len(fields) == 4 and fields[1].isdigit():
-            by_uuid.setdefault(fields[0], []).append((int(fields[1]), fields[2], _number(fields[3])))
+        if len(fields) >= 4 and fields[1].isdecimal():
+            # nvidia-smi quotes nothing: what is between the second field and the last is the name, commas and all.
+            name = ",".join(line.split(",")[2:-1]).strip()
+            by_uuid.setdefault(fields[0], []).append((int(fields[1]), name, _number(fields[-1])))
     found = []
     for line in memory.splitlines():
         fields = [field.strip() for field in line.split(",")]
-        if len(fields) == 4 and fields[0].isdigit() and int(fields[0]) in indices:
+        if len(fields) == 4 and fields[0].isdecimal() and int(fields[0]) in indices:
             own = tuple(by_uuid.get(fields[1], ()))
             found.append(GpuUse(int(fields[0]), _number(fields[2]), _number(fields[3]), own))
     return tuple(found)
@@ -29,6 +33,7 @@ def parse(memory: str, processes: str, indices: tuple[int, ...]) -> tuple[GpuUse
 def _number(text: str) -> float:
     """Drivers write `[N/A]` where a container hides the figure."""
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         return 0.0
+    return value if math.isfinite(value) else 0.0

@@ -67,7 +67,7 @@ class Ran:
 
 
 class Host(Protocol):
-    """A machine that holds slots. Every method raises HostError when the host cannot do it."""
+    """A machine that holds slots. Every method raises HostError when the host cannot do it; DiskFull for want of room."""
 
     async def start(self, spec: LaunchSpec) -> None:
         """Start a launch; returns once its server runs or has already ended."""

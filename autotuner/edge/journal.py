@@ -6,12 +6,18 @@ and only then reported. A failed fsync is never retried: the file is left alone 
 
 import errno
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from autotuner.core.entry import GENESIS, Entry, Flaw, file_header, read_journal
 from autotuner.edge import files
 from autotuner.errors import DiskFull, JournalBroken, StoreError
+
+_ENTRY_START = re.compile(rb"^## ", re.MULTILINE)  # no other line of an entry begins so
+_ENTRY_END = re.compile(rb"\n<!-- autotuner entry=[^\n]* -->\n\n")
 
 
 @dataclass(frozen=True)
@@ -37,19 +43,23 @@ class Journal:
 
         Raise JournalBroken if anything but a half-written last entry is wrong: that is no crash, but tampering.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._number, self._sha256, self._poisoned = 0, GENESIS, ""
+        self._number, self._sha256, self._poisoned = 0, GENESIS, "it was never opened to its end"
         torn: Path | None = None
-        paths = journal_files(self._folder)
-        for path in paths:
-            data = path.read_bytes()
-            reading = read_journal(path.stem, data, self._sha256, self._number + 1)
-            if reading.flaws and (path != paths[-1] or not _half_written(data[reading.good_bytes :])):
-                raise JournalBroken(f"{path}: {reading.flaws[0]}")
-            if reading.flaws:
-                torn = self._cut(path, data, reading.good_bytes, torn_label)
-            if reading.entries:
-                self._number, self._sha256 = reading.entries[-1].number, reading.entries[-1].sha256
+        with _translated(f"the journal in {self._folder} cannot be opened"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            paths = journal_files(self._folder)
+            for path in paths:
+                data = path.read_bytes()
+                reading = read_journal(path.stem, data, self._sha256, self._number + 1)
+                if reading.flaws and (path != paths[-1] or not _half_written(data[reading.good_bytes :])):
+                    raise JournalBroken(f"{path}: {reading.flaws[0]}")
+                if reading.flaws:
+                    torn = self._cut(path, data, reading.good_bytes, torn_label)
+                if reading.entries:
+                    self._number, self._sha256 = reading.entries[-1].number, reading.entries[-1].sha256
+                if path == paths[-1]:
+                    self._settle(path, len(reading.entries[-1].text.encode()) if reading.entries else 0)
+        self._poisoned = ""
         return Recovered(self._number, self._sha256, torn)
 
     @property
@@ -73,63 +83,83 @@ class Journal:
         self._number, self._sha256 = entry.number, entry.sha256
 
     def _write(self, path: Path, data: bytes) -> None:
-        new = not path.exists() or path.stat().st_size == 0
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        with _translated(f"{path} cannot be written"):
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                size = os.fstat(fd).st_size
+                whole = data if size else file_header(path.stem).encode() + data
+                try:
+                    files.write_all(fd, whole)
+                except OSError:
+                    self._take_back(fd, size)
+                    raise
+                self._sync(fd, path, size)
+            finally:
+                os.close(fd)
+
+    def _sync(self, fd: int, path: Path, size: int) -> None:
         try:
-            fd = os.open(path, flags, 0o644)
+            os.fsync(fd)
+            if size == 0:
+                files.sync_folder(self._folder)
         except OSError as error:
-            raise _store_error(error) from None
+            # The kernel may have dropped the pages and a second fsync would claim success, so they are written again.
+            self._take_back(fd, size)
+            self._poisoned = f"{path}: fsync failed: {error.strerror}"
+            raise StoreError(self._poisoned) from None
+
+    def _take_back(self, fd: int, size: int) -> None:
+        """Remove what was written of an entry; where that fails, the next one must not be glued to it."""
         try:
-            size = os.fstat(fd).st_size
-            whole = file_header(path.stem).encode() + data if new else data
-            try:
-                written = os.write(fd, whole)
-            except OSError as error:
-                raise _store_error(error) from None
-            if written != len(whole):
-                os.ftruncate(fd, size)
-                raise DiskFull(f"no room for an entry in {path}")
-            try:
-                os.fsync(fd)
-                if new:
-                    files.sync_folder(self._folder)
-            except OSError as error:
-                # The kernel may have dropped the pages and a second fsync would claim success.
-                self._poisoned = f"{path}: fsync failed: {error.strerror}"
-                raise StoreError(self._poisoned) from None
+            os.ftruncate(fd, size)
+        except OSError as error:
+            self._poisoned = f"a part of an entry could not be taken back: {error.strerror}"
+
+    def _settle(self, path: Path, last_bytes: int) -> None:
+        """Make sure that what was read is on the disk: a daemon killed before its fsync leaves it in memory alone.
+
+        After a failed fsync the kernel takes the pages for clean, so the last entry is written over itself first.
+        """
+        if not path.exists():
+            return
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            start = os.fstat(fd).st_size - last_bytes
+            last = os.pread(fd, last_bytes, start)
+            os.lseek(fd, start, os.SEEK_SET)
+            files.write_all(fd, last)
+            os.fsync(fd)
         finally:
             os.close(fd)
+        files.sync_folder(self._folder)
 
-    def _cut(self, path: Path, data: bytes, good: int, label: str) -> Path | None:
+    def _cut(self, path: Path, data: bytes, good: int, label: str) -> Path:
         """Remove what follows the last whole entry and keep it beside the journal."""
         torn = self._folder / f"{path.name}.torn-{label}"
         files.write_atomically(torn, data[good:])
         if good == 0:
             path.unlink()
         else:
-            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.ftruncate(fd, good)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        files.sync_folder(self._folder)
+            os.truncate(path, good)
         return torn
 
     def set_aside(self, label: str) -> list[Path]:
         """Rename every file of a journal that was altered, so that it can be written anew; return their new names."""
         kept = []
-        for path in journal_files(self._folder):
-            aside = path.with_name(f"{path.name}.altered-{label}")
-            path.rename(aside)
-            kept.append(aside)
-        files.sync_folder(self._folder)
+        with _translated(f"the journal in {self._folder} cannot be set aside"):
+            for path in journal_files(self._folder):
+                aside = path.with_name(f"{path.name}.altered-{label}")
+                path.rename(aside)
+                kept.append(aside)
+            files.sync_folder(self._folder)
         return kept
 
 
 def _half_written(rest: bytes) -> bool:
-    """A crash leaves part of one entry; a whole hash line after the flaw means that somebody edited."""
-    return b"\n<!-- autotuner entry=" not in rest or not rest.rstrip(b"\n").endswith(b"-->")
+    """A crash leaves part of one entry: without its end, or with zeros for pages that were not written."""
+    end = _ENTRY_END.search(rest)
+    one = len(_ENTRY_START.findall(rest)) <= 1 and (end is None or end.end() == len(rest))
+    return one and (not rest.endswith(b" -->\n\n") or b"\0" in rest)
 
 
 def journal_files(folder: Path) -> list[Path]:
@@ -151,24 +181,35 @@ def read_entries(folder: Path) -> tuple[list[Entry], list[Flaw]]:
     return entries, flaws
 
 
-def compare_with_store(entries: list[Entry], published: list[tuple[int, str]]) -> list[Flaw]:
+def compare_with_store(
+    entries: list[Entry], published: list[tuple[int, str]], committed: list[tuple[int, str]] | None = None
+) -> list[Flaw]:
     """Given the files' entries and the store's (number, hash) of published ones, return where they disagree.
 
-    A chain alone cannot tell that its tail was cut or that all of it was written anew; the store can.
+    A chain alone cannot tell that its tail was cut or that all of it was written anew; the store can. While a daemon
+    works, ask the store for `published` before the files are read, and for every entry `committed` to it afterwards.
     """
     by_number = {entry.number: entry.sha256 for entry in entries}
-    flaws = []
-    for number, sha256 in published:
-        if number not in by_number:
-            flaws.append(Flaw(f"entry {number:04d}", "was published and is missing from the files"))
-        elif by_number[number] != sha256:
+    known = dict(published if committed is None else committed)
+    flaws = [
+        Flaw(f"entry {number:04d}", "was published and is missing from the files")
+        for number, _ in published
+        if number not in by_number
+    ]
+    for number, sha256 in sorted(by_number.items()):
+        if number not in known:
+            flaws.append(Flaw(f"entry {number:04d}", "is unknown to the state database"))
+        elif known[number] != sha256:
             flaws.append(Flaw(f"entry {number:04d}", "is not the one that was published"))
-    extra = sorted(set(by_number) - {number for number, _ in published})
-    flaws += [Flaw(f"entry {number:04d}", "is unknown to the state database") for number in extra]
     return flaws
 
 
-def _store_error(error: OSError) -> StoreError:
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return DiskFull(f"the disk that holds the journal is full: {error.strerror}")
-    return StoreError(f"the journal cannot be written: {error.strerror}")
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    """Turn the file system's errors into ours, so that the loop can tell a full disk from a bug."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise DiskFull(f"{what}: the disk is full: {error.strerror}") from None
+        raise StoreError(f"{what}: {error.strerror}") from None

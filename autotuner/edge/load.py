@@ -14,7 +14,6 @@ from autotuner.bench.workload import Benchmark
 from autotuner.errors import HostError
 
 LINE_BYTES_MAX = 256 << 20  # the samples of a level come as one line
-END_WAIT_S = 20.0
 
 _MESSAGE: TypeAdapter[Progress | LevelSamples] = TypeAdapter(Progress | LevelSamples)
 
@@ -33,26 +32,31 @@ class Load:
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
-        self._process = await asyncio.create_subprocess_exec(
-            *worker.command(),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            limit=LINE_BYTES_MAX,
-        )
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *worker.command(),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                limit=LINE_BYTES_MAX,
+            )
+        except OSError as error:
+            raise HostError(f"the benchmark worker cannot be run: {error.strerror}") from None
         self._input.write(json.dumps(self._job).encode() + b"\n")
-        await self._input.drain()
+        try:
+            await self._input.drain()
+        except ConnectionError:
+            pass  # it has ended already; why is read where its messages are
+        except BaseException:
+            await self._end()  # nobody will leave a block that was never entered
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """The load is over when this returns, also when the daemon's own work was cancelled."""
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        process.kill()
-        await process.wait()
+        await self._end()
 
     async def messages(self) -> AsyncIterator[Progress | LevelSamples]:
         """Yield what the worker says; the last message is its samples. Raise HostError if it ends without them."""
@@ -68,6 +72,11 @@ class Load:
                 return
         said = await self._process.stderr.read(2000) if self._process.stderr else b""
         raise HostError(f"the benchmark worker ended without a result: {said.decode('utf-8', 'replace').strip()}")
+
+    async def _end(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
 
     def stop(self) -> None:
         """End the level now; the samples of what it measured still come."""

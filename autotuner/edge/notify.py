@@ -5,6 +5,8 @@ import socket
 
 from autotuner.edge import clock
 
+SEND_TIMEOUT_S = 1.0
+
 
 class Notifier:
     """Speaks to the service manager named by NOTIFY_SOCKET, and takes that name out of the environment.
@@ -14,8 +16,9 @@ class Notifier:
 
     def __init__(self) -> None:
         self._address = os.environ.pop("NOTIFY_SOCKET", "")
-        self._watchdog_us = int(os.environ.pop("WATCHDOG_USEC", "0") or 0)
-        os.environ.pop("WATCHDOG_PID", None)
+        asked, pid = os.environ.pop("WATCHDOG_USEC", ""), os.environ.pop("WATCHDOG_PID", "")
+        ours = pid in {"", str(os.getpid())}  # it may be meant for a process that started this one
+        self._watchdog_us = int(asked) if ours and asked.isdecimal() else 0
 
     @property
     def watchdog_s(self) -> float:
@@ -49,7 +52,8 @@ class Notifier:
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as s:
-                s.sendto(message.encode(), address)
+                s.settimeout(SEND_TIMEOUT_S)
+                s.sendto(message.encode("utf-8", "replace"), address)
         except OSError:
-            # A manager that went away must not take the daemon with it.
+            # A manager that went away, or does not read, must not take the daemon with it.
             return

@@ -3,6 +3,8 @@
 A 200 from /health is not serving: only generated tokens are.
 """
 
+import asyncio
+import json
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +17,21 @@ from autotuner.engines.base import Endpoints, Place
 PROMPT = "The capital of France is"
 PROBE_TOKENS = 8
 GENERATE_TIMEOUT_S = 60.0  # the first request of a fresh server may compile kernels
+LOOK_TIMEOUT_S = 5.0
+ANSWER_BYTES_MAX = 8 << 20  # a metrics page has some 100 KiB; a server that never stops answering is cut off
+
+# What taking apart JSON of any shape can raise; an endless [[[[ is the RecursionError, 1e999 the OverflowError.
+_NONSENSE = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, OverflowError)
+
+
+class _NoAnswerError(Exception):
+    """The server did not answer in time, or not in HTTP, or without end."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    status: int
+    text: str
 
 
 @dataclass(frozen=True)
@@ -33,7 +50,7 @@ class Probe:
     def __init__(self, place: Place, endpoints: Endpoints) -> None:
         self._endpoints = endpoints
         # No proxy of the environment may stand between the daemon and a server on its own host.
-        self._client = httpx.AsyncClient(base_url=place.url, timeout=5.0, trust_env=False)
+        self._client = httpx.AsyncClient(base_url=place.url, timeout=GENERATE_TIMEOUT_S, trust_env=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -46,17 +63,17 @@ class Probe:
     async def healthy(self) -> bool:
         """Tell whether the server says that it is up; its models list stands in where it has no health endpoint."""
         try:
-            answer = await self._client.get(self._endpoints.health or self._endpoints.models)
-        except httpx.HTTPError:
+            answer = await self._ask("GET", self._endpoints.health or self._endpoints.models, LOOK_TIMEOUT_S)
+        except _NoAnswerError:
             return False
-        return answer.status_code == 200
+        return answer.status == 200
 
     async def model(self) -> str | None:
         """Return the name under which the server offers its model; None if it does not say."""
         try:
-            data = (await self._client.get(self._endpoints.models)).json()
+            data = json.loads((await self._ask("GET", self._endpoints.models, LOOK_TIMEOUT_S)).text)
             return str(data["data"][0]["id"])
-        except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError):
+        except (_NoAnswerError, *_NONSENSE):
             return None
 
     async def generate(self, model: str | None) -> Generated:
@@ -65,12 +82,12 @@ class Probe:
         if model:
             body["model"] = model
         try:
-            answer = await self._client.post(self._endpoints.completions, json=body, timeout=GENERATE_TIMEOUT_S)
-        except httpx.HTTPError as error:
-            return Generated(ok=False, error=f"{type(error).__name__}: {one_line(str(error), 120)}".rstrip(": "))
-        if answer.status_code != 200:
-            return Generated(ok=False, error=f"HTTP {answer.status_code}: {one_line(answer.text, 200)}")
-        return _generated(answer)
+            answer = await self._ask("POST", self._endpoints.completions, GENERATE_TIMEOUT_S, body)
+        except _NoAnswerError as error:
+            return Generated(ok=False, error=str(error))
+        if answer.status != 200:
+            return Generated(ok=False, error=f"HTTP {answer.status}: {one_line(answer.text, 200)}")
+        return _generated(answer.text)
 
     async def scrape(self) -> str | None:
         """Return the metrics page; None if there is none."""
@@ -84,27 +101,43 @@ class Probe:
         """Have the server forget its prefix cache, where it can."""
         if self._endpoints.flush_cache:
             try:
-                await self._client.post(self._endpoints.flush_cache)
-            except httpx.HTTPError:
+                await self._ask("POST", self._endpoints.flush_cache, LOOK_TIMEOUT_S)
+            except _NoAnswerError:
                 return  # fresh prompts do the same; this only saves memory
 
     async def _get(self, path: str | None) -> str | None:
         if path is None:
             return None
         try:
-            answer = await self._client.get(path)
-        except httpx.HTTPError:
+            answer = await self._ask("GET", path, LOOK_TIMEOUT_S)
+        except _NoAnswerError:
             return None
-        return answer.text if answer.status_code == 200 else None
+        return answer.text if answer.status == 200 else None
+
+    async def _ask(self, method: str, path: str, timeout_s: float, body: dict[str, Any] | None = None) -> _Answer:
+        """Send one request and read its answer to the end, within one deadline for all of it: httpx's are per read."""
+        received = bytearray()
+        try:
+            async with asyncio.timeout(timeout_s), self._client.stream(method, path, json=body) as answer:
+                async for piece in answer.aiter_bytes():
+                    received += piece
+                    if len(received) > ANSWER_BYTES_MAX:
+                        raise _NoAnswerError(f"an answer without end: more than {ANSWER_BYTES_MAX >> 20} MiB")
+        except TimeoutError:
+            raise _NoAnswerError(f"no whole answer within {timeout_s:g} s") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            said = f"{type(error).__name__}: {one_line(str(error), 120)}".rstrip(": ")
+            raise _NoAnswerError(said) from None
+        return _Answer(answer.status_code, received.decode("utf-8", "replace"))
 
 
-def _generated(answer: httpx.Response) -> Generated:
+def _generated(answer: str) -> Generated:
     try:
-        data = answer.json()
+        data = json.loads(answer)
         text = str(data["choices"][0].get("text") or "")
         tokens = int((data.get("usage") or {}).get("completion_tokens") or (1 if text else 0))
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-        return Generated(ok=False, error=f"an answer that is no completion: {one_line(answer.text, 200)}")
+    except _NONSENSE:
+        return Generated(ok=False, error=f"an answer that is no completion: {one_line(answer, 200)}")
     if tokens < 1:
         return Generated(ok=False, error="an answer without a single token")
     return Generated(ok=True, tokens=tokens, text=one_line(text, 120))

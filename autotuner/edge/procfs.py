@@ -1,9 +1,11 @@
 """/proc, read: identities of processes, their environment and children, listening sockets.
 
 A process is (boot id, pid, start ticks): pids are used again, and wall-clock start times move when the clock is set.
-A zombie does not live: it holds neither port nor memory.
+A zombie does not live: it holds neither port nor memory. But a process whose first thread has ended looks like one
+while its other threads hold both, and shows its environment and files only through them.
 """
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -20,30 +22,48 @@ def stat_fields(pid: int) -> list[str] | None:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    return text.rpartition(")")[2].split()
+    return text.rpartition(")")[2].split() or None
+
+
+def alive(fields: list[str]) -> bool:
+    """Given the fields of a stat file, tell whether the process lives: any thread of it counts."""
+    return fields[0] not in {"Z", "X", "x"} or (fields[0] == "Z" and int(fields[17]) > 1)
 
 
 def lives(pid: int, start_ticks: int) -> bool:
     """Tell whether the very process with this pid and start lives."""
     fields = stat_fields(pid)
-    return fields is not None and fields[0] not in {"Z", "X"} and int(fields[19]) == start_ticks
+    return fields is not None and alive(fields) and int(fields[19]) == start_ticks
 
 
 def start_ticks(pid: int) -> int | None:
     """Given a pid, return the tick at which it started, None if it does not live."""
     fields = stat_fields(pid)
-    return int(fields[19]) if fields is not None and fields[0] not in {"Z", "X"} else None
+    return int(fields[19]) if fields is not None and alive(fields) else None
 
 
 def launch_id_of(pid: int) -> str | None:
     """Given a pid, return the launch it was started for, from its environment; None if it is not ours or hidden."""
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return None
     prefix = f"{LAUNCH_VARIABLE}=".encode()
+    environment = next(filter(None, (_bytes(place / "environ") for place in _threads(pid))), b"")
     value = next((e[len(prefix) :] for e in environment.split(b"\0") if e.startswith(prefix)), None)
     return value.decode("ascii", "replace") if value is not None else None
+
+
+def launch_above(pid: int) -> str | None:
+    """Given a pid, return the launch it was started for, also where it wiped its environment: from its ancestors'.
+
+    A shim is a subreaper, so even what detached itself from a server is below the server's shim.
+    """
+    seen: set[int] = set()
+    while pid > 1 and pid not in seen:
+        seen.add(pid)
+        found = launch_id_of(pid)
+        if found is not None:
+            return found
+        fields = stat_fields(pid)
+        pid = int(fields[1]) if fields else 0
+    return None
 
 
 def pids() -> Iterator[int]:
@@ -63,7 +83,7 @@ def descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for pid in pids():
         fields = stat_fields(pid)
-        if fields is not None and fields[0] not in {"Z", "X"}:
+        if fields is not None and alive(fields):
             children.setdefault(int(fields[1]), []).append(pid)
     found, todo = [root], [root]
     while todo:
@@ -134,14 +154,30 @@ def name_of(pid: int) -> str:
 
 
 def _holds_any(pid: int, wanted: set[str]) -> bool:
+    return any(_links(place / "fd") & wanted for place in _threads(pid))
+
+
+def _threads(pid: int) -> Iterator[Path]:
+    """Where to read of a process: itself, and if its first thread has ended, its other threads."""
+    yield Path(f"/proc/{pid}")
+    fields = stat_fields(pid)
+    if fields is not None and fields[0] == "Z" and alive(fields):
+        with contextlib.suppress(OSError):
+            for name in os.listdir(f"/proc/{pid}/task"):
+                yield Path(f"/proc/{pid}/task/{name}")
+
+
+def _links(folder: Path) -> set[str]:
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(folder / name))
+    return found
+
+
+def _bytes(path: Path) -> bytes:
     try:
-        names = os.listdir(f"/proc/{pid}/fd")
+        return path.read_bytes()
     except OSError:
-        return False
-    for name in names:
-        try:
-            if os.readlink(f"/proc/{pid}/fd/{name}") in wanted:
-                return True
-        except OSError:
-            continue
-    return False
+        return b""

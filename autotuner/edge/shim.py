@@ -7,7 +7,7 @@ records identity and exit status atomically in FOLDER:
   launch.json     what to run, written by the daemon; renamed to claimed.json by the shim, or to revoked.json by a daemon
                   that gave the launch up: exactly one of the two renames can succeed
   identity.json   boot id, pid and start ticks of the shim and of the server
-  exit.json       the server's exit code (negative for a signal), once nothing of it is left
+  exit.json       the server's exit code (negative for a signal), once nothing of it is left, or else what is left
   server.log      standard output and standard error together
 """
 
@@ -24,7 +24,15 @@ from typing import Any
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 WATCHED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 LINGER_S = 2.0  # workers of a server that ended get this long to follow it before they are killed
-GIVE_UP_S = 60.0  # a process that survives SIGKILL this long hangs in the kernel; it is reported
+GIVE_UP_S = 60.0  # a process that survives SIGKILL this long hangs in the kernel; it is reported as left
+
+
+class NotStartedError(Exception):
+    """The server could not be started: the exit code that a shell would give, and why."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 def main(folder: str) -> None:
@@ -32,31 +40,40 @@ def main(folder: str) -> None:
     if os.fork():
         os._exit(0)  # the daemon need not reap us: we belong to init from here on
     os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a starter that ignores it would cost us every exit code
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)  # a stop that comes early waits until there is a server to stop
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         os.rename(os.path.join(folder, "launch.json"), os.path.join(folder, "claimed.json"))
     except FileNotFoundError:
         return  # revoked, or never written: nothing may be started
-    with open(os.path.join(folder, "claimed.json"), encoding="utf-8") as f:
-        spec = json.load(f)
-    lock = take_slot(spec["slot_lock"])
-    if lock is None:
-        record(folder, "exit.json", {"code": None, "error": "another server holds the slot"})
-        return
-    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    record(folder, "exit.json", run(folder, libc))
+
+
+def run(folder: str, libc: ctypes.CDLL) -> dict[str, Any]:
+    """Start the server of a claimed launch under its slot's lock, follow it, clear up after it; return its end."""
+    lock = None
     try:
+        with open(os.path.join(folder, "claimed.json"), encoding="utf-8") as f:
+            spec = json.load(f)
+        lock = take_slot(spec["slot_lock"])
+        if lock is None:
+            return {"code": None, "error": "another server holds the slot"}
         server = start(folder, spec, libc)
-    except OSError as error:
-        message = f"{spec['argv'][0]}: {error.strerror}"
-        append_log(folder, f"autotuner: the server could not be started: {message}\n")
-        record(folder, "exit.json", {"code": 127 if error.errno == errno.ENOENT else 126, "error": message})
-        return
-    record(folder, "identity.json", {"boot_id": boot_id(), "shim": identity(os.getpid()), "server": identity(server)})
-    code = follow(server, float(spec["stop_grace_s"]))
-    left = clear()
-    record(folder, "exit.json", {"code": code, "left": left, "error": ""})
-    os.close(lock)
+    except NotStartedError as error:
+        append_log(folder, f"autotuner: the server could not be started: {error}\n")
+        return {"code": error.code, "error": str(error)}
+    except Exception as error:  # noqa: BLE001 - nothing runs yet, and a launch without an end would be waited for
+        return {"code": None, "error": f"the shim failed: {type(error).__name__}: {error}"}
+    else:
+        identities = {"shim": identity(os.getpid()), "server": identity(server)}
+        record(folder, "identity.json", {"boot_id": boot_id(), **identities})
+        code, left = clear(server, follow(server, float(spec["stop_grace_s"])))
+        return {"code": code, "left": left, "error": ""}
+    finally:
+        if lock is not None:
+            os.close(lock)  # before the end is recorded: whoever reads of it may start the next server at once
 
 
 def take_slot(path: str) -> int | None:
@@ -71,13 +88,10 @@ def take_slot(path: str) -> int | None:
 
 
 def start(folder: str, spec: dict[str, Any], libc: ctypes.CDLL) -> int:
-    """Start the server and return its pid. Raise OSError if its program cannot be run."""
-    env = dict(spec["env"])
-    for name, path in spec["secret_files"].items():
-        with open(path, encoding="utf-8") as f:
-            env[name] = f.read().strip()
-    log = os.open(os.path.join(folder, "server.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
-    null = os.open(os.devnull, os.O_RDONLY)
+    """Start the server and return its pid. Raise NotStartedError if its program cannot be run."""
+    env = {**os.environ, **spec["env"], **secrets(spec["secret_files"])}
+    log = os.open(os.path.join(folder, "server.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     tell, told = os.pipe2(os.O_CLOEXEC)
     parent = os.getpid()
     pid = os.fork()
@@ -85,93 +99,166 @@ def start(folder: str, spec: dict[str, Any], libc: ctypes.CDLL) -> int:
         try:
             # Should the shim be killed, the server goes with it; its own workers are found by the launch id.
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:
-                os._exit(1)
-            os.dup2(null, 0)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            os.closerange(3, told)
-            os.closerange(told + 1, 256)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
-            os.chdir(spec["cwd"])
-            os.execvpe(spec["argv"][0], spec["argv"], env)
-        except OSError as error:
-            os.write(told, str(error.errno).encode())
-        os._exit(127)
+            if os.getppid() == parent:
+                become(spec, env, log, null)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the parent is told and nothing else runs here
+            os.write(told, reason(spec["argv"][0], error).encode("utf-8", "replace")[:4000])
+        finally:
+            os._exit(127)
     for fd in (log, null, told):
         os.close(fd)
-    failed = os.read(tell, 16)
+    failed = os.read(tell, 4096).decode("utf-8", "replace")  # it is closed, empty, by a program that runs
     os.close(tell)
     if failed:
         os.waitpid(pid, 0)
-        raise OSError(int(failed), os.strerror(int(failed)))
+        code, _, message = failed.partition(" ")
+        raise NotStartedError(int(code), message)
     return pid
 
 
-def follow(server: int, grace_s: float) -> int:
-    """Wait for the server's end, passing a stop on to it; return its exit code, negative for a signal."""
+def become(spec: dict[str, Any], env: dict[str, str], log: int, null: int) -> None:
+    """Turn this process into the server; everything else that it inherits closes with the exec."""
+    for fd, standard in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(fd, standard)
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2:
+            close_on_exec(fd)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and what is ignored stays so over an exec
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.chdir(spec["cwd"])
+    os.execvpe(spec["argv"][0], spec["argv"], env)
+
+
+def close_on_exec(fd: int) -> None:
+    """Keep a descriptor from the server; the one that listed them is closed already."""
+    try:
+        os.set_inheritable(fd, False)
+    except OSError:
+        pass
+
+
+def reason(program: str, error: Exception) -> str:
+    """Why a program cannot be run, behind the exit code that a shell would give."""
+    if not isinstance(error, OSError):
+        return f"126 {program}: {error}"
+    if error.errno == errno.ENOENT and "/" in program and os.path.exists(program):
+        return f"127 {program}: the interpreter that its first line names does not exist"
+    return f"{127 if error.errno == errno.ENOENT else 126} {program}: {error.strerror}"
+
+
+def secrets(paths: dict[str, str]) -> dict[str, str]:
+    """Read the secrets that the server gets in its environment; they are written nowhere."""
+    values = {}
+    for name, path in paths.items():
+        try:
+            with open(path, encoding="utf-8") as f:
+                values[name] = f.read().strip()
+        except OSError as error:
+            raise NotStartedError(126, f"secret file {path} for {name}: {error.strerror}") from None
+        except ValueError:
+            raise NotStartedError(126, f"secret file {path} for {name}: it is no UTF-8 text") from None
+    return values
+
+
+def follow(server: int, grace_s: float) -> int | None:
+    """Wait for the server's end, passing a stop on to it; return its exit code, None if it outlives the grace."""
     deadline: float | None = None
-    while True:
+    while deadline is None or time.monotonic() < deadline:
         wait = 1.0 if deadline is None else max(0.0, min(1.0, deadline - time.monotonic()))
         got = signal.sigtimedwait(WATCHED, wait)
-        code = reap(server)
+        code, _ = reap(server)
         if code is not None:
             return code
         if got is not None and got.si_signo in {signal.SIGTERM, signal.SIGINT} and deadline is None:
-            send(server, signal.SIGTERM)
+            os.kill(server, signal.SIGTERM)  # not reaped yet, so the pid is still its own
             deadline = time.monotonic() + grace_s
-        if deadline is not None and time.monotonic() >= deadline:
-            send(server, signal.SIGKILL)
+    return None
 
 
-def reap(server: int) -> int | None:
-    """Collect whatever has ended; return the server's exit code if it is among them."""
+def reap(server: int) -> tuple[int | None, bool]:
+    """Collect whatever has ended; return the server's exit code if it is among them, and whether no child is left."""
     code = None
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return code
+            return code, True
         if pid == 0:
-            return code
+            return code, False
         if pid == server:
             code = os.waitstatus_to_exitcode(status)
 
 
-def clear() -> list[int]:
-    """End everything that the server left behind; return the pids that even SIGKILL did not end."""
+def clear(server: int, code: int | None) -> tuple[int | None, list[dict[str, int]]]:
+    """End everything that is left; return the server's exit code, and the processes that even SIGKILL did not end.
+
+    A subreaper without children has no descendants: that is the proof. A walk over /proc is none, for a process that
+    forks and ends all the time is never where the walk looks.
+    """
     started = time.monotonic()
-    told: set[int] = set()
+    linger_s = 0.0 if code is None else LINGER_S
+    told: set[tuple[int, int]] = set()
     while True:
-        reap(0)
-        left = descendants(os.getpid())
-        if not left or time.monotonic() - started > GIVE_UP_S:
-            return left
-        patient = time.monotonic() - started < LINGER_S
-        for pid in left:
-            if patient and pid not in told:
-                send(pid, signal.SIGTERM)
-                told.add(pid)
-            elif not patient:
-                send(pid, signal.SIGKILL)
+        ended, childless = reap(server)
+        code = ended if code is None else code
+        waited_s = time.monotonic() - started
+        left = [] if childless else descendants(os.getpid())
+        if childless or waited_s > GIVE_UP_S:
+            return code, [{"pid": pid, "start_ticks": ticks} for pid, ticks in left]
+        if waited_s < linger_s:
+            for process in left:
+                if process not in told:
+                    send(*process, signal.SIGTERM)
+                    told.add(process)
+        else:
+            for process in left:
+                send(*process, signal.SIGKILL)
+            ended = kill_children(server)
+            code = ended if code is None else code
         signal.sigtimedwait(WATCHED, 0.02)
 
 
-def descendants(root: int) -> list[int]:
-    """Every living process below `root`; the dead that nobody has collected yet do not count."""
-    children: dict[int, list[int]] = {}
+def kill_children(server: int) -> int | None:
+    """Kill our own children over and over, fast enough for one that forks and ends faster than /proc can be walked.
+
+    Return the server's exit code if it is among them.
+    """
+    code = None
+    for _ in range(100):
+        try:
+            with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as f:
+                children = f.read().split()
+        except OSError:
+            break  # a kernel without this file
+        for child in children:
+            os.kill(int(child), signal.SIGKILL)  # not reaped yet, so the pid is still its own
+        ended, childless = reap(server)
+        code = ended if code is None else code
+        if childless:
+            break
+    return code
+
+
+def descendants(root: int) -> list[tuple[int, int]]:
+    """Every living process below `root` as (pid, start ticks); the dead that nobody has collected do not count."""
+    children: dict[int, list[tuple[int, int]]] = {}
     for name in os.listdir("/proc"):
-        if name.isdigit():
-            fields = stat_fields(int(name))
-            if fields is not None and fields[0] not in "ZX":
-                children.setdefault(int(fields[1]), []).append(int(name))
-    found: list[int] = []
+        fields = stat_fields(int(name)) if name.isdigit() else None
+        if fields and alive(fields):
+            children.setdefault(int(fields[1]), []).append((int(name), int(fields[19])))
+    found: list[tuple[int, int]] = []
     todo = [root]
     while todo:
-        for child in children.get(todo.pop(), []):
-            found.append(child)
-            todo.append(child)
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += [pid for pid, _ in below]
     return found
+
+
+def alive(fields: list[str]) -> bool:
+    """Whether a process lives, by its stat fields: one whose first thread ended looks dead while its others run."""
+    return fields[0] not in "ZXx" or (fields[0] == "Z" and int(fields[17]) > 1)
 
 
 def stat_fields(pid: int) -> list[str] | None:
@@ -195,12 +282,20 @@ def boot_id() -> str:
         return f.read().strip()
 
 
-def send(pid: int, number: int) -> None:
-    """Signal a process of ours; one that is already gone is no error."""
+def send(pid: int, ticks: int, number: int) -> None:
+    """Signal a process of ours and no other that may have got its pid since; one that is gone is no error."""
     try:
-        os.kill(pid, number)
-    except ProcessLookupError:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        fields = stat_fields(pid)
+        if fields and int(fields[19]) == ticks:
+            signal.pidfd_send_signal(fd, number)
+    except OSError:
         pass
+    finally:
+        os.close(fd)
 
 
 def record(folder: str, name: str, value: dict[str, Any]) -> None:
@@ -213,7 +308,16 @@ def record(folder: str, name: str, value: dict[str, Any]) -> None:
             os.fsync(f.fileno())
         os.rename(temporary, os.path.join(folder, name))
     except OSError as error:
+        remove(temporary)
         append_log(folder, f"autotuner: {name} could not be written: {error.strerror}\n")
+
+
+def remove(path: str) -> None:
+    """Remove a file that may not be there."""
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
 
 
 def append_log(folder: str, text: str) -> None:

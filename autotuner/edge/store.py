@@ -145,13 +145,12 @@ class Store:
         is_baseline: bool = False,
     ) -> int:
         """Put a trial at the end of its priority in the queue; `benchmark` is (name, definition). Return its id."""
-        last = self.db.one("SELECT COALESCE(MAX(position), 0) FROM trials WHERE slot = ?", slot)
         cursor = self.db.run(
             "INSERT INTO trials (slot, candidate_id, name, hypothesis, benchmark, benchmark_hash, benchmark_body, state,"
-            " priority, position, is_baseline, enqueued_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " priority, is_baseline, enqueued_at, position) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,"
+            " (SELECT COALESCE(MAX(position), 0) + 1 FROM trials WHERE slot = ?))",
             *(slot, candidate.id, candidate.name, candidate.hypothesis, benchmark[0], benchmark[1].hash),
-            *(benchmark[1].model_dump_json(), TrialState.QUEUED, priority),
-            *((last[0] if last else 0) + 1, is_baseline, at),
+            *(benchmark[1].model_dump_json(), TrialState.QUEUED, priority, is_baseline, at, slot),
         )
         return int(cursor.lastrowid or 0)
 
@@ -183,10 +182,11 @@ class Store:
 
     def move_trial(self, trial_id: int, state: TrialState, **columns: Any) -> None:
         """Bring a trial into another state, with other columns. Raise StoreError for a step that is not legal."""
-        old = self.trial(trial_id).state
-        if not trial_may(old, state):
-            raise StoreError(f"trial {trial_id} cannot go from {old} to {state}")
-        self.update_trial(trial_id, state=state, **columns)
+        with self.transaction():  # another process may move it too, and only one of two steps can be legal
+            old = self.trial(trial_id).state
+            if not trial_may(old, state):
+                raise StoreError(f"trial {trial_id} cannot go from {old} to {state}")
+            self.update_trial(trial_id, state=state, **columns)
 
     def update_trial(self, trial_id: int, **columns: Any) -> None:
         """Set columns of a trial."""
@@ -194,22 +194,25 @@ class Store:
 
     def put_first(self, trial_id: int) -> None:
         """Move a queued trial to the head of its slot's queue."""
-        trial = self.trial(trial_id)
-        row = self.db.one(
-            "SELECT MIN(position), MAX(priority) FROM trials WHERE slot = ? AND state = 'queued' AND id != ?",
-            *(trial.slot, trial_id),
-        )
-        position, priority = (row[0], row[1]) if row and row[0] is not None else (1.0, trial.priority)
-        self.update_trial(trial_id, position=position - 1, priority=max(priority, trial.priority))
+        with self.transaction():
+            trial = self.trial(trial_id)
+            row = self.db.one(
+                "SELECT MIN(position), MAX(priority) FROM trials WHERE slot = ? AND state = 'queued' AND id != ?",
+                *(trial.slot, trial_id),
+            )
+            position, priority = (row[0], row[1]) if row and row[0] is not None else (1.0, trial.priority)
+            self.update_trial(trial_id, position=position - 1, priority=max(priority, trial.priority))
 
     # --- what was measured
 
     def put_result(self, trial_id: int, result: LevelResult, evidence: dict[str, Any]) -> None:
         """Keep one level's result and, compressed, what it rests on."""
+        # pydantic's own JSON has null for an infinite figure, and could not be read again.
+        body = json.dumps(result.model_dump(mode="json"), separators=(",", ":"))
         packed = zlib.compress(json.dumps(evidence, separators=(",", ":")).encode(), 6)
         self.db.run(
             "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)",
-            *(trial_id, result.concurrency, result.model_dump_json(), packed),
+            *(trial_id, result.concurrency, body, packed),
         )
 
     def results(self, trial_id: int) -> tuple[LevelResult, ...]:
@@ -242,10 +245,11 @@ class Store:
 
     def move_launch(self, launch_id: str, state: LaunchState, **columns: Any) -> None:
         """Bring a launch into another state, with other columns. Raise StoreError for a step that is not legal."""
-        old = self.launch(launch_id).state
-        if not launch_may(old, state):
-            raise StoreError(f"launch {launch_id} cannot go from {old} to {state}")
-        self.update_launch(launch_id, state=state, **columns)
+        with self.transaction():
+            old = self.launch(launch_id).state
+            if not launch_may(old, state):
+                raise StoreError(f"launch {launch_id} cannot go from {old} to {state}")
+            self.update_launch(launch_id, state=state, **columns)
 
     def update_launch(self, launch_id: str, **columns: Any) -> None:
         """Set columns of a launch."""
@@ -324,20 +328,23 @@ class Store:
 
     def update_slot(self, name: str, **columns: Any) -> None:
         """Set columns of a slot."""
-        self.db.run("INSERT OR IGNORE INTO slots (name) VALUES (?)", name)
-        self._update("slots", "name", name, columns)
+        with self.transaction():
+            self.db.run("INSERT OR IGNORE INTO slots (name) VALUES (?)", name)
+            self._update("slots", "name", name, columns)
 
     # --- the outbox of the journal
 
     def add_entry(self, draft: Draft, at: str, trial_id: int | None = None) -> Entry:
         """Number, link and commit an entry; it is published to the journal later, however often that takes."""
-        last = self.db.one("SELECT number, sha256 FROM entries ORDER BY number DESC LIMIT 1")
-        number, prev = (last["number"] + 1, last["sha256"]) if last else (1, GENESIS)
-        entry = render(draft, number, at, prev, self.secrets)
-        self.db.run(
-            "INSERT INTO entries (number, slot, title, at, prev, sha256, text, trial_id) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            *(entry.number, entry.slot, entry.title, entry.at, entry.prev, entry.sha256, entry.text, trial_id),
-        )
+        with self.transaction():  # no other process may take the same number
+            last = self.db.one("SELECT number, sha256 FROM entries ORDER BY number DESC LIMIT 1")
+            number, prev = (last["number"] + 1, last["sha256"]) if last else (1, GENESIS)
+            entry = render(draft, number, at, prev, self.secrets)
+            self.db.run(
+                "INSERT INTO entries (number, slot, title, at, prev, sha256, text, trial_id)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                *(entry.number, entry.slot, entry.title, entry.at, entry.prev, entry.sha256, entry.text, trial_id),
+            )
         return entry
 
     def entries_after(self, number: int) -> list[Entry]:
@@ -359,6 +366,10 @@ class Store:
         return [
             (r["number"], r["sha256"]) for r in self.db.all("SELECT number, sha256 FROM entries WHERE published = 1")
         ]
+
+    def committed(self) -> list[tuple[int, str]]:
+        """Return (number, hash) of every entry, published or not yet."""
+        return [(r["number"], r["sha256"]) for r in self.db.all("SELECT number, sha256 FROM entries")]
 
     # --- rows
 

@@ -1,0 +1,111 @@
+"""The figures' promises: tokens from usage, failures apart, the steady part alone, and a void level says why."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotuner.bench.measurement import (
+    BIN_S,
+    LevelSamples,
+    Progress,
+    RequestSample,
+    figures,
+    interim_figures,
+    tokens_per_event,
+)
+
+
+def request(sent: float, events: int = 10, tokens: int | None = 10, **more: object) -> RequestSample:
+    fields = {"sent_s": sent, "first_s": sent + 0.1, "end_s": sent + 1.0, "events": events, "output_tokens": tokens}
+    return RequestSample.model_validate(fields | more)
+
+
+def steady(*requests: RequestSample, bins: tuple[int, ...] = (10,) * 20, **more: object) -> LevelSamples:
+    fields = {"concurrency": 1, "steady_from_s": 5.0, "steady_to_s": 5.0 + BIN_S * len(bins)}
+    return LevelSamples.model_validate(fields | {"requests": requests, "bins": bins} | more)
+
+
+def test_a_constant_stream_has_its_rate_and_no_width() -> None:
+    found = figures(steady(request(5.0)))
+    assert found.output_tok_s == pytest.approx(100.0)
+    assert found.output_tok_s_high - found.output_tok_s_low == pytest.approx(0.0, abs=1e-9)
+
+
+def test_events_that_carry_several_tokens_are_counted_by_usage() -> None:
+    found = figures(steady(request(5.0, events=10, tokens=25)))
+    assert (found.tokens_per_event, found.tokens_counted) == (2.5, True)
+    assert found.output_tok_s == pytest.approx(250.0)
+
+
+def test_without_usage_a_token_is_an_event_and_the_figures_say_so() -> None:
+    found = figures(steady(request(5.0, tokens=None)))
+    assert (found.tokens_per_event, found.tokens_counted) == (1.0, False)
+
+
+def test_failures_are_named_and_counted_and_change_no_average() -> None:
+    good = request(5.0)
+    bad = [request(5.0, tokens=1, end_s=99.0, error="HTTP 503") for _ in range(3)]
+    bad.append(request(5.0, events=0, first_s=None, error="timeout"))
+    found = figures(steady(good, *bad))
+    alone = figures(steady(good))
+    assert (found.requests_ok, found.requests_failed) == (1, 4)
+    assert found.errors == {"HTTP 503": 3, "timeout": 1}
+    assert (found.ttft_ms, found.e2e_ms, found.output_tok_s) == (alone.ttft_ms, alone.e2e_ms, alone.output_tok_s)
+
+
+def test_latencies_are_those_of_requests_sent_in_the_steady_part() -> None:
+    found = figures(steady(request(0.0, first_s=3.0), request(6.0)))
+    assert found.ttft_ms["mean"] == pytest.approx(100.0)
+    assert found.tpot_ms["p50"] == pytest.approx(100.0)
+
+
+def test_a_request_cut_by_the_end_is_neither_good_nor_failed() -> None:
+    found = figures(steady(request(5.0), request(6.0, cut=True, end_s=None, output_tokens=None)))
+    assert (found.requests_ok, found.requests_failed) == (1, 0)
+
+
+def test_the_cache_hit_ratio_is_that_of_prompt_tokens() -> None:
+    found = figures(steady(request(5.0, prompt_tokens=100, cached_tokens=25)))
+    assert (found.prompt_tokens_mean, found.cache_hit_ratio) == (100.0, 0.25)
+    assert figures(steady(request(5.0))).cache_hit_ratio is None
+
+
+def test_a_level_without_a_steady_part_is_void_and_says_why() -> None:
+    found = figures(LevelSamples(concurrency=1, requests=(request(0.0),)))
+    assert "before its steady part" in found.void
+    assert found.output_tok_s == 0.0
+
+
+def test_a_level_where_the_client_was_the_limit_is_void_and_says_why() -> None:
+    assert "client was the limit" in figures(steady(request(5.0), lag_p99_ms=80.0, cpu_ratio=0.99)).void
+    assert figures(steady(request(5.0), lag_p99_ms=2.0, cpu_ratio=0.5)).void == ""
+
+
+@given(st.lists(st.integers(0, 50), min_size=10, max_size=400))
+def test_the_interval_always_holds_the_rate_and_the_rate_is_all_tokens_over_all_time(counts: list[int]) -> None:
+    found = figures(steady(request(5.0), bins=tuple(counts)))
+    assert found.output_tok_s == pytest.approx(sum(counts) / (BIN_S * len(counts)))
+    assert 0 <= found.output_tok_s_low <= found.output_tok_s <= found.output_tok_s_high
+
+
+def test_a_request_with_an_error_teaches_nothing_about_tokens_per_event() -> None:
+    assert tokens_per_event((request(0.0, tokens=99, error="truncated stream"),)) == (1.0, False)
+
+
+def test_what_is_reported_reads_back_as_it_was() -> None:
+    samples = steady(request(5.0), itl_ms={"p50": 1.5}, merged_ratio=0.01)
+    assert LevelSamples.model_validate_json(samples.model_dump_json()) == samples
+    assert LevelSamples.model_validate_json(samples.model_dump_json(exclude_defaults=True)) == samples
+
+
+def test_interim_figures_are_those_of_the_steady_part_so_far() -> None:
+    def told(at_s: float, phase: str, events: int) -> Progress:
+        more = {"in_flight": 1, "done": 3, "failed": 1, "tokens_per_event": 2.0}
+        return Progress.model_validate({"at_s": at_s, "phase": phase, "events": events} | more)
+
+    warm = [told(0.5, "warm-up", 900), told(1.0, "warm-up", 900)]
+    found = interim_figures(8, warm + [told(1.0 + 0.5 * i, "steady", 50) for i in range(1, 7)])
+    assert found.output_tok_s == pytest.approx(200.0)
+    assert (found.requests_ok, found.requests_failed, found.concurrency) == (3, 1, 8)
+    assert interim_figures(8, warm).output_tok_s == 0.0
+    assert interim_figures(8, []).output_tok_s == 0.0

@@ -1,0 +1,488 @@
+"""Every change is one transaction, whoever else writes; what is illegal is refused; what is damaged is said."""
+
+import itertools
+import multiprocessing
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotuner.bench.measurement import Figures
+from autotuner.bench.workload import Benchmark
+from autotuner.core.candidate import Candidate, Launch
+from autotuner.core.entry import GENESIS, Draft, link
+from autotuner.core.policy import built_in
+from autotuner.core.state import LaunchState, Purpose, TrialState, Verdict, launch_may, trial_may
+from autotuner.core.statistics import Interval
+from autotuner.core.verdict import Judgement, LevelResult
+from autotuner.edge.database import Database
+from autotuner.edge.store import LaunchRow, SlotRow, Store, judgement_columns
+from autotuner.engines.base import Diagnosis
+from autotuner.errors import DiskFull, NotFound, StoreError
+
+AT = "2026-02-23 00:14:07Z"
+BENCHMARK = ("quick", Benchmark(levels=(1, 4), seconds=5))
+FORK = multiprocessing.get_context("spawn")
+
+
+def candidate(name: str = "a", **args: Any) -> Candidate:
+    return Candidate(name=name, engine="llamacpp", launch=Launch(model="m", args=args))
+
+
+def launch_row(launch_id: str = "l1", **columns: Any) -> LaunchRow:
+    row: dict[str, Any] = {
+        "id": launch_id, "slot": "kimi", "candidate_id": candidate().id, "name": "a", "purpose": Purpose.RESTORE,
+        "trial_id": None, "state": LaunchState.INTENDED, "intended_at": AT, "boot_id": "b", "mono_s": 10.0, "ready_s": None,
+        "gpu_used_mib": {0: 1.5, 3: 0.0}, "ended_at": None, "exit_code": None, "end_asked": False, "diagnosis": None,
+    }  # fmt: skip
+    return LaunchRow(**{**row, **columns})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    store = Store(tmp_path / "state" / "state.db")
+    store.put_candidate(candidate(), "name = 'a'", "a.toml")
+    yield store
+    store.close()
+
+
+def add(store: Store, name: str = "a", **more: Any) -> int:
+    made = candidate(name, flag=name)
+    store.put_candidate(made, "text", f"{name}.toml")
+    return store.add_trial("kimi", made, BENCHMARK, AT, **more)
+
+
+# --- states
+
+
+@pytest.mark.parametrize(("old", "new"), list(itertools.product(TrialState, TrialState)))
+def test_a_trial_takes_legal_steps_only(store: Store, old: TrialState, new: TrialState) -> None:
+    trial = add(store)
+    store.update_trial(trial, state=old)
+    if trial_may(old, new):
+        store.move_trial(trial, new, ended_at=AT)
+        assert (store.trial(trial).state, store.trial(trial).ended_at) == (new, AT)
+    else:
+        with pytest.raises(StoreError, match=f"trial {trial} cannot go from {old} to {new}"):
+            store.move_trial(trial, new, ended_at=AT)
+        assert (store.trial(trial).state, store.trial(trial).ended_at) == (old, None)
+    assert not store.db._connection.in_transaction
+
+
+@pytest.mark.parametrize(("old", "new"), list(itertools.product(LaunchState, LaunchState)))
+def test_a_launch_takes_legal_steps_only(store: Store, old: LaunchState, new: LaunchState) -> None:
+    store.add_launch(launch_row(state=old))
+    if launch_may(old, new):
+        store.move_launch("l1", new, exit_code=3)
+        assert (store.launch("l1").state, store.launch("l1").exit_code) == (new, 3)
+    else:
+        with pytest.raises(StoreError, match=f"launch l1 cannot go from {old} to {new}"):
+            store.move_launch("l1", new, exit_code=3)
+        assert (store.launch("l1").state, store.launch("l1").exit_code) == (old, None)
+
+
+def test_of_two_that_move_a_trial_at_once_one_is_refused(store: Store, tmp_path: Path) -> None:
+    """The daemon begins it while a command cancels it: both saw it queued, only one step may happen."""
+    other = Store(tmp_path / "state" / "state.db")
+    other.db.run("PRAGMA busy_timeout = 0")
+    trial = add(store)
+    original, refused = store.trial, []
+
+    def between(trial_id: int) -> Any:
+        seen = original(trial_id)
+        try:
+            other.move_trial(trial_id, TrialState.CANCELLED)
+        except StoreError as error:
+            refused.append(str(error))
+        return seen
+
+    store.trial = between  # type: ignore[method-assign]
+    store.move_trial(trial, TrialState.RUNNING)
+    store.trial = original  # type: ignore[method-assign]
+    assert store.trial(trial).state is TrialState.RUNNING
+    assert len(refused) == 1
+    assert "locked" in refused[0]
+    other.close()
+
+
+# --- rows come back as they went in
+
+
+def test_a_launch_comes_back_as_it_was(store: Store) -> None:
+    store.add_launch(launch_row())
+    assert store.launch("l1") == launch_row()
+    diagnosis = Diagnosis("oom", "out of memory", "use less", ("line 1", "line \u2028 2"))
+    from pydantic import TypeAdapter
+
+    store.update_launch("l1", diagnosis=TypeAdapter(Diagnosis).dump_json(diagnosis).decode(), end_asked=True)
+    assert store.launch("l1").diagnosis == diagnosis
+    assert store.launch("l1").end_asked is True
+    assert [row.id for row in store.open_launches("kimi")] == ["l1"]
+    store.move_launch("l1", LaunchState.ENDED)
+    assert store.open_launches("kimi") == []
+    assert [row.id for row in store.launches(slot="kimi")] == ["l1"]
+    with pytest.raises(NotFound):
+        store.launch("l2")
+
+
+def test_a_trial_comes_back_as_it_was(store: Store) -> None:
+    trial = add(store, priority=2, is_baseline=True)
+    fired = built_in("r", "it lost", Verdict.FAIL)
+    judgement = Judgement(Verdict.INCONCLUSIVE, promote=True, reasons=("one", "two"), score=Interval(1.0, 0.9, float("inf")))
+    store.move_trial(trial, TrialState.RUNNING, ended=fired.model_dump_json(), **judgement_columns(judgement))
+    row = store.trial(trial)
+    assert (row.ended, row.verdict, row.promoted, row.reasons) == (fired, Verdict.INCONCLUSIVE, True, ("one", "two"))
+    assert (row.score, row.is_baseline, row.priority) == (judgement.score, True, 2)
+    assert Benchmark.model_validate_json(row.benchmark_body).hash == BENCHMARK[1].hash
+    assert store.trial_in_hand("kimi") == row
+    assert store.trials("kimi") == [row]
+    with pytest.raises(NotFound):
+        store.trial(99)
+
+
+@pytest.mark.parametrize("odd", [1.5, float("inf"), 1e308])
+def test_results_and_their_evidence_come_back_as_they_were(store: Store, odd: float) -> None:
+    trial = add(store)
+    figures = Figures(
+        concurrency=4, seconds=5.0, requests_ok=3, requests_failed=0, output_tok_s=10.0, output_tok_s_low=9.0,
+        output_tok_s_high=odd, tokens_per_event=1.0, tokens_counted=True, ttft_ms={"p50": odd},
+    )  # fmt: skip
+    result = LevelResult(concurrency=4, figures=figures, running=4.0, decode_tok_s=40.0)
+    evidence = {"windows": [{"gen_tok_s": odd, "text": "é\u2028"}] * 50, "nothing": None}
+    store.put_result(trial, result, evidence)
+    store.put_result(trial, LevelResult(concurrency=1, figures=figures), {})
+    store.put_result(trial, result, evidence)  # measured again: the last one counts
+    assert store.results(trial) == (LevelResult(concurrency=1, figures=figures), result)
+    assert store.evidence(trial, 4) == evidence
+    with pytest.raises(NotFound, match=f"nothing is kept of trial {trial} at concurrency 8"):
+        store.evidence(trial, 8)
+    store.drop_results(trial)
+    assert store.results(trial) == ()
+
+
+def test_a_candidate_keeps_the_file_that_described_it_first(store: Store) -> None:
+    store.put_candidate(candidate("b"), "name = 'b'", "b.toml")  # the same launch under another name
+    assert store.candidate(candidate().id) == candidate()
+    assert store.candidate_source(candidate().id) == ("a.toml", "name = 'a'")
+    for ask in (store.candidate, store.candidate_source):
+        with pytest.raises(NotFound):
+            ask("none")
+
+
+def test_slots_nobody_has_spoken_of_are_plain(store: Store) -> None:
+    assert store.slot("kimi") == SlotRow("kimi")
+    store.update_slot("kimi", paused="why", restore_hold=True)
+    store.update_slot("kimi", degraded="so")
+    assert store.slot("kimi") == SlotRow("kimi", paused="why", restore_hold=True, degraded="so")
+
+
+def test_the_ladder_has_each_best_known_once_newest_first(store: Store) -> None:
+    for i, name in enumerate(["a", "b", "a", "c", "d"]):
+        store.put_candidate(made := candidate(name, flag=name), "", "")
+        store.promote("kimi", made.id, name, i, AT)
+    assert [name for _, name, _ in store.ladder("kimi")] == ["d", "c", "a"]
+    assert store.ladder("other") == []
+
+
+def test_restore_failures_are_those_of_this_boot_not_asked_for(store: Store) -> None:
+    best = candidate().id
+    for i, columns in enumerate(
+        [{}, {"mono_s": 5.0}, {"boot_id": "older"}, {"end_asked": 1}, {"purpose": Purpose.TRIAL}, {"state": LaunchState.SERVING}]
+    ):
+        store.add_launch(launch_row(f"l{i}"))
+        store.update_launch(f"l{i}", **{"state": LaunchState.ENDED, **columns})
+    assert store.restore_failures("kimi", best, "b", 8.0) == 1
+
+
+# --- the queue's order
+
+
+def names(store: Store) -> str:
+    return "".join(t.name for t in store.queue("kimi"))
+
+
+def test_the_queue_is_by_priority_then_by_arrival(store: Store) -> None:
+    for name, priority in (("a", 0), ("b", 1), ("c", 0), ("d", 1), ("e", -1)):
+        add(store, name, priority=priority)
+    assert names(store) == "bdace"
+
+
+def test_what_is_put_first_is_first_of_all(store: Store) -> None:
+    ids = {name: add(store, name, priority=priority) for name, priority in (("a", 0), ("b", 5), ("c", 0), ("d", -3))}
+    store.put_first(ids["d"])
+    assert names(store)[0] == "d"
+    store.put_first(ids["c"])
+    store.put_first(ids["c"])
+    assert names(store)[:2] == "cd"
+    store.put_first(ids["b"])
+    assert names(store) == "bcda"
+    add(store, "e", priority=5)
+    assert names(store) == "bcdea"
+    for name in "acde":
+        store.move_trial(store.queue("kimi")[names(store).index(name)].id, TrialState.CANCELLED)
+    store.put_first(ids["b"])
+    assert names(store) == "b"
+
+
+# --- many writers
+
+
+def _add_trials(path: str, start: Any, who: int, count: int) -> None:
+    start.wait()
+    store = Store(Path(path))
+    for i in range(count):
+        with store.transaction():
+            add(store, f"{who}-{i}")
+    store.close()
+
+
+def _add_entries(path: str, start: Any, who: int, count: int) -> None:
+    start.wait()
+    store = Store(Path(path))
+    for i in range(count):
+        store.add_entry(Draft("kimi", f"{who}-{i}", "x"), AT)  # on its own, as part of no transaction
+    store.close()
+
+
+def at_once(work: Any, path: Path, processes: int, count: int) -> None:
+    start = FORK.Event()
+    started = [FORK.Process(target=work, args=(str(path), start, who, count)) for who in range(processes)]
+    for process in started:
+        process.start()
+    start.set()
+    for process in started:
+        process.join(60)
+    assert [p.exitcode for p in started] == [0] * processes
+
+
+def test_eight_processes_that_add_trials_at_once_lose_none(tmp_path: Path) -> None:
+    """They also all create the database at once."""
+    path = tmp_path / "state.db"
+    at_once(_add_trials, path, 8, 15)
+    store = Store(path)
+    trials = store.trials()
+    assert {t.name for t in trials} == {f"{who}-{i}" for who in range(8) for i in range(15)}
+    assert [t.id for t in trials] == list(range(1, 121))
+    assert [t.id for t in store.queue("kimi")] == [t.id for t in trials]
+    assert store.db.check() == "ok"
+    store.close()
+
+
+def test_entries_of_eight_writers_are_numbered_without_a_gap_and_linked(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    at_once(_add_entries, path, 8, 15)
+    store = Store(path)
+    prev = GENESIS
+    found = store.entries_after(0)
+    for number, entry in enumerate(found, 1):
+        assert (entry.number, entry.prev) == (number, prev)
+        prev = entry.sha256
+        assert link(entry.prev, entry.text.rsplit("<!--", 1)[0]) == entry.sha256
+    assert len({e.title for e in found}) == 120
+    assert store.committed() == [(e.number, e.sha256) for e in found]
+    store.close()
+
+
+def test_a_writer_killed_at_any_time_leaves_whole_transactions(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    program = (
+        "import sys; sys.path[:0] = sys.argv[2:]; from pathlib import Path; import importlib.util\n"
+        "spec = importlib.util.spec_from_file_location('t', sys.argv[3]); t = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(t); store = t.Store(Path(sys.argv[1])); print('go', flush=True); i = 0\n"
+        "while True:\n"
+        "    i += 1\n"
+        "    with store.transaction():\n"
+        "        trial = t.add(store, f'n{i}'); store.add_entry(t.Draft('kimi', f'n{i}', 'x'), t.AT, trial)\n"
+        "    print(i, flush=True)"
+    )
+    for round_ in range(4):
+        with subprocess.Popen(
+            [sys.executable, "-c", program, str(path), str(Path(__file__).parents[3]), __file__], stdout=subprocess.PIPE
+        ) as writer:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"go\n"
+            time.sleep(0.05 + 0.03 * round_)
+            os.kill(writer.pid, signal.SIGKILL)
+            said = writer.stdout.read().split()
+        store = Store(path)
+        trials, found = store.trials(), store.entries_after(0)
+        assert [t.name for t in trials] == [e.title for e in found]
+        assert [e.number for e in found] == list(range(1, len(found) + 1))
+        assert not said or f"n{int(said[-1])}" in {t.name for t in trials}  # what was acknowledged is there
+        assert store.db.check() == "ok"
+        store.close()
+
+
+def test_publishing_marks_all_up_to_a_number(store: Store) -> None:
+    for i in range(4):
+        store.add_entry(Draft("kimi", str(i), "x"), AT)
+    assert (store.last_published(), store.published()) == (0, [])
+    store.mark_published(2)
+    store.mark_published(2)
+    assert store.last_published() == 2
+    assert store.published() == store.committed()[:2]
+    assert [e.number for e in store.entries_after(2)] == [3, 4]
+
+
+def test_no_secret_gets_into_an_entry(store: Store) -> None:
+    store.secrets = frozenset({"hunter2-canary"})
+    entry = store.add_entry(Draft("kimi", "hunter2-canary", "it said hunter2-canary", quote=("key=hunter2-canary",)), AT)
+    assert "hunter2" not in entry.text
+    assert all("hunter2" not in str(tuple(row)) for row in store.db.all("SELECT * FROM entries"))
+
+
+# --- transactions
+
+
+def test_a_transaction_is_all_or_nothing_also_where_one_holds_another(store: Store) -> None:
+    with pytest.raises(RuntimeError), store.transaction():
+        add(store, "x")
+        with store.transaction():
+            add(store, "y")
+        store.add_entry(Draft("kimi", "t", "s"), AT)
+        raise RuntimeError
+    assert store.trials() == []
+    assert store.entries_after(0) == []
+    with store.transaction(), store.transaction():
+        add(store, "z")
+    assert [t.name for t in store.trials()] == ["z"]
+
+
+def test_another_process_sees_a_commit_and_only_then(store: Store, tmp_path: Path) -> None:
+    other = Store(tmp_path / "state" / "state.db")
+    before = store.db.data_version()
+    with other.transaction():
+        add(other, "x")
+        assert store.trials() == []
+    assert [t.name for t in store.trials()] == ["x"]
+    assert store.db.data_version() != before
+    other.close()
+
+
+def test_a_broken_reference_is_refused_and_not_called_damage(store: Store) -> None:
+    with pytest.raises(StoreError, match="FOREIGN KEY") as caught:
+        store.add_launch(launch_row(candidate_id="none"))
+    assert "damaged" not in str(caught.value)
+
+
+# --- a disk that is full, a file that is not right
+
+
+def test_a_full_disk_is_recognised_and_leaves_nothing_half_applied(small_disk: Any, fill: Any) -> None:
+    place = small_disk(256)
+    store = Store(place / "state.db")
+    store.put_candidate(candidate(), "", "")
+    fill(place)
+    added = 0
+    with pytest.raises(DiskFull, match=r"state\.db"):
+        while True:
+            with store.transaction():
+                trial = store.add_trial("kimi", candidate(), BENCHMARK, AT)
+                store.add_entry(Draft("kimi", str(trial), "x" * 1500), AT, trial)
+            added += 1
+    assert len(store.trials()) == len(store.entries_after(0)) == added
+    assert store.db.check() == "ok"
+    (place / "filler").unlink()
+    with store.transaction():
+        store.add_entry(Draft("kimi", str(store.add_trial("kimi", candidate(), BENCHMARK, AT)), "x"), AT)
+    assert len(store.trials()) == len(store.entries_after(0)) == added + 1
+    store.close()
+
+
+def test_a_transaction_too_big_for_the_disk_is_a_full_disk(small_disk: Any) -> None:
+    """SQLite rolls some of these back by itself, in the middle of them."""
+    place = small_disk(512)
+    store = Store(place / "state.db")
+    store.put_candidate(candidate(), "", "")
+    store.db.run("PRAGMA cache_size = 10")  # so that it spills to the disk before the commit
+    with pytest.raises(DiskFull), store.transaction():
+        for i in range(2000):
+            store.add_entry(Draft("kimi", str(i), "x" * 1500), AT)
+    assert store.entries_after(0) == []
+    assert not store.db._connection.in_transaction
+    store.add_entry(Draft("kimi", "goes on", "x"), AT)
+    store.close()
+
+
+def test_what_sqlite_rolled_back_by_itself_is_still_the_error_that_it_was(store: Store) -> None:
+    with pytest.raises(DiskFull), store.transaction():
+        add(store, "x")
+        store.db._connection.execute("ROLLBACK")  # as SQLite does
+        raise DiskFull("database or disk is full")
+    assert store.trials() == []
+
+
+def test_no_room_for_a_database_is_a_full_disk(small_disk: Any, fill: Any) -> None:
+    place = small_disk(64)
+    fill(place)
+    with pytest.raises(DiskFull):
+        Store(place / "state.db")
+
+
+def test_a_schema_of_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    store = Store(path)
+    store.db.run("UPDATE meta SET value = '99' WHERE key = 'schema'")
+    store.close()
+    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 1"):
+        Store(path)
+
+
+def test_a_damaged_file_is_said_to_be_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    path.write_bytes(b"this is no database at all" * 100)
+    with pytest.raises(StoreError, match=rf"the state database {path} is damaged: file is not a database"):
+        Store(path)
+    path.unlink()
+    store = Store(path)
+    store.put_candidate(candidate(), "x" * 100_000, "")
+    for i in range(200):
+        store.add_entry(Draft("kimi", str(i), "x" * 500), AT)
+    store.close()
+    data = bytearray(path.read_bytes())
+    data[4096 * 5 : -4096] = os.urandom(len(data) - 4096 * 6)
+    path.write_bytes(data)
+    store = Store(path)
+    with pytest.raises(StoreError, match="is damaged"):
+        store.entries_after(0)
+    try:
+        assert store.db.check() != "ok"
+    except StoreError as error:
+        assert "damaged" in str(error)  # noqa: PT017
+    store.close()
+
+
+def test_a_path_that_can_hold_no_database_is_said_clearly(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="file/state.db"):
+        Store(tmp_path / "file" / "state.db")
+    (tmp_path / "dir" / "state.db").mkdir(parents=True)
+    with pytest.raises(StoreError, match="unable to open"):
+        Store(tmp_path / "dir" / "state.db")
+
+
+def test_a_database_that_stays_locked_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotuner.edge.database.BUSY_TIMEOUT_S", 0.1)
+    store = Store(tmp_path / "state.db")
+    holder = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match="locked"), store.transaction():
+        raise AssertionError("must not get here")
+    holder.execute("ROLLBACK")
+    holder.close()
+    with store.transaction():
+        add(store, "x")
+    store.close()
+
+
+def test_every_commit_is_synced(tmp_path: Path) -> None:
+    database = Database(tmp_path / "state.db")
+    assert database.one("PRAGMA journal_mode")[0] == "wal"  # type: ignore[index]
+    assert database.one("PRAGMA synchronous")[0] == 2  # type: ignore[index]
+    database.close()
