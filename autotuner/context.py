@@ -75,7 +75,7 @@ class LogReader:
 
 @dataclass
 class SlotContext:
-    """One slot's world. `verified` holds launches that generated tokens for this very daemon."""
+    """One slot's world. `living` holds the launches seen alive last, `verified` those that generated tokens for this daemon."""
 
     name: str
     settings: Settings
@@ -83,6 +83,7 @@ class SlotContext:
     store: Store
     host: Host
     verified: set[str] = field(default_factory=set)
+    living: frozenset[str] = frozenset()
     starting: set[str] = field(default_factory=set)
     live: Live = field(default_factory=Live)
     logs: dict[str, LogReader] = field(default_factory=dict)

@@ -57,6 +57,8 @@ class Daemon:
             loop.add_signal_handler(number, self._ending.set)
         loop.add_signal_handler(signal.SIGHUP, self._want_reload)
         self._log.info("daemon started", pid=os.getpid(), settings=str(self._path), slots=list(self._settings.slots))
+        # Ready means: the record is open and the slots are worked. A disk that is full now is said in STATUS instead.
+        self._notifier.ready()
         started = False
         while not self._ending.is_set():
             started = await self._cycle(started)
@@ -112,7 +114,6 @@ class Daemon:
         self._ballast.take()
         for worker in self._workers:
             worker.start_up()
-        self._notifier.ready()
 
     def _in_trouble(self, error: StoreError) -> None:
         """Nothing can be recorded: keep looking, free the ballast if the disk is full, and try again each cycle."""
@@ -167,6 +168,7 @@ class Daemon:
                 "sentence": w.last.reason,
                 "action": type(w.last.action).__name__,
                 "live": dataclasses.asdict(w.ctx.live),
+                "living": sorted(w.ctx.living),
                 "verified": sorted(w.ctx.verified),
             }
             for w in self._workers

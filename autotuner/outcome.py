@@ -6,7 +6,7 @@ Every function runs without an await, and writes an outcome and its entry in one
 from pydantic import TypeAdapter
 
 from autotuner.bench.workload import Benchmark
-from autotuner.context import SlotContext
+from autotuner.context import Live, SlotContext
 from autotuner.core import report
 from autotuner.core.candidate import derive
 from autotuner.core.entry import Draft
@@ -103,6 +103,7 @@ def give_up(ctx: SlotContext, trial_id: int, why: str) -> None:
 
 def begin_trial(ctx: SlotContext, trial_id: int) -> None:
     """Take a trial in hand."""
+    ctx.live = Live()
     ctx.store.move_trial(
         trial_id,
         TrialState.RUNNING,

@@ -185,6 +185,7 @@ class SlotWorker:
             self._probed_s = clock.monotonic_s()
             verified = set()
         self.ctx.verified &= living
+        self.ctx.living = frozenset(living)
         strangers = "" if living or self._doing else await self._strangers()
         return Observed(frozenset(living), frozenset(verified), strangers, self._doing)
 

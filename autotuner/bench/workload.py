@@ -70,10 +70,16 @@ def prompt(benchmark: Benchmark, level: int, index: int) -> str:
 
 
 def request_body(benchmark: Benchmark, level: int, index: int, model: str | None) -> dict[str, Any]:
-    """Given a benchmark, a level and the number of a request, return the JSON body for /v1/completions."""
+    """Given a benchmark, a level and the number of a request, return the JSON body for /v1/completions.
+
+    The first request of each stream, which belongs to the warm-up, asks for a share of the output tokens that differs from
+    stream to stream: requests of one length that begin together would end together for ever, and a server's rate would
+    come in waves of prompts and answers instead of the mix that users make.
+    """
+    share = (index + 1) / level if benchmark.warmup_requests and index < level else 1.0
     body: dict[str, Any] = {
         "prompt": prompt(benchmark, level, index),
-        "max_tokens": benchmark.output_tokens,
+        "max_tokens": max(2, round(benchmark.output_tokens * share)),
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},

@@ -2,6 +2,7 @@
 
 import asyncio
 import getpass
+import os
 
 import click
 
@@ -128,6 +129,9 @@ def _report(state: State, name: str) -> None:
 
 
 def _who() -> str:
+    """The person, not the account: a service's commands are mostly given through sudo."""
+    if os.environ.get("SUDO_USER"):
+        return os.environ["SUDO_USER"]
     try:
         return getpass.getuser()
     except (KeyError, OSError):

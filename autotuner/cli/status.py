@@ -68,6 +68,7 @@ def slot_status(state: State, name: str) -> dict[str, Any]:
             "launch": serving.id,
             "is_best_known": bool(ladder) and serving.candidate_id == ladder[0][0],
             "verified": serving.id in live.get("verified", []),
+            "gone": bool(live) and serving.id not in live.get("living", []),
         }
         if serving
         else None,
@@ -134,6 +135,7 @@ def _print_slot(state: State, name: str, row: dict[str, Any], *, show_all: bool)
     click.echo(f"  best-known: {best['name'] if best else 'none yet'}")
     if serving:
         proof = "generated tokens" if serving["verified"] else "not verified since the daemon started"
+        proof = "its process has ended" if serving["gone"] else proof
         kind = "the best-known" if serving["is_best_known"] else "a candidate"
         click.echo(f"  serving:    {serving['name']} ({kind}, {proof})")
     else:

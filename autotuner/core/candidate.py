@@ -93,6 +93,8 @@ class CandidateFile(_Strict):
             raise wrong_at(("launch",), 'engine "command" needs launch.command, the argv of a server')
         if self.engine != "command" and self.launch.command:
             raise wrong_at(("launch", "command"), f'is for engine "command", not "{self.engine}"')
+        if self.launch.binary and self.engine not in {"llamacpp", "vllm"}:
+            raise ValueError(f'launch.binary is for engines "llamacpp" and "vllm"; "{self.engine}" has no use for it')
         if self.engine != "command" and not self.launch.model:
             raise wrong_at(("launch",), f'engine "{self.engine}" needs launch.model')
         return self

@@ -71,6 +71,7 @@ def level_facts(level: LevelSoFar) -> Facts:
         "level.decides": level.decides,
         "level.requests_ok": float(f.requests_ok),
         "level.requests_failed": float(f.requests_failed),
+        "level.client_limited": f.client_limited,
         "spec.on": level.speculates,
     }
     if level.running is not None:

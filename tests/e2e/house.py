@@ -13,6 +13,7 @@ from typing import Any
 
 from autotuner.cli.common import State
 from autotuner.cli.status import slot_status
+from autotuner.core.state import LaunchState
 from autotuner.edge import procfs
 from autotuner.edge.store import LaunchRow, Store
 from autotuner.settings import load_settings
@@ -31,7 +32,13 @@ class House:
         self.daemons: list[subprocess.Popen[bytes]] = []
         self.settings: dict[str, str] = {}
         self.slot: dict[str, str] = {}
-        self.benchmark = {"levels": "[1, 4]", "seconds": "1.5", "window_s": "0.3", "output_tokens": "16", "prompt_tokens": "16"}
+        self.benchmark = {
+            "levels": "[1, 4]",
+            "seconds": "1.5",
+            "window_s": "0.3",
+            "output_tokens": "16",
+            "prompt_tokens": "16",
+        }
         self.extra = ""
 
     @property
@@ -129,9 +136,20 @@ class House:
 
         def settled() -> bool:
             s = self.status()
-            return not s["queue"] and not s["trial"] and bool(s["serving"]) and bool(s["serving"]["verified"])
+            serves = bool(s["serving"]) and s["serving"]["verified"] and s["serving"]["is_best_known"]
+            return not s["queue"] and not s["trial"] and bool(serves)
 
         self.wait(settled, timeout_s, "the queue to be worked off")
+
+    def wait_measuring(self, name: str) -> None:
+        """Wait until a level of this candidate's trial runs."""
+
+        def measuring() -> bool:
+            s = self.status()
+            mine = [r for r in self.launches() if r.name == name and r.state is LaunchState.SERVING]
+            return bool(mine) and str(s["live"].get("stage", "")).startswith("measuring") and s["trial"]["name"] == name
+
+        self.wait(measuring, 60, f"{name} to be measured")
 
     def verdicts(self) -> dict[str, str]:
         return {t.name: str(t.verdict or t.state) for t in self.read(lambda s: s.trials())}

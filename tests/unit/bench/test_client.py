@@ -103,7 +103,9 @@ def test_tokens_are_counted_from_usage_and_not_from_events(mode: str, counted: b
     samples, _ = level(Behaviour(mode=mode, tok_s=400.0, tokens_per_event=4), stop_after_s=0.5)
     found = figures(samples)
     assert (found.tokens_counted, found.tokens_per_event) == (counted, per_event)
-    assert all(r.events == 5 for r in samples.requests if not r.cut)
+    after_warm_up = [r for r in samples.requests if not r.cut and r.output_tokens in {None, 20}]
+    assert after_warm_up
+    assert max(r.events for r in after_warm_up) == 5
     assert found.output_tok_s == pytest.approx(sum(samples.bins) * per_event / found.seconds)
 
 

@@ -61,3 +61,16 @@ def test_the_hash_ignores_how_often_the_rules_look_and_the_order_of_levels() -> 
 def test_a_benchmark_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Benchmark.model_validate(wrong)
+
+
+def test_streams_do_not_run_in_lockstep_after_their_first_request() -> None:
+    benchmark = Benchmark(levels=(1, 8), output_tokens=64)
+    first = [request_body(benchmark, 8, i, None)["max_tokens"] for i in range(8)]
+    assert first == [8, 16, 24, 32, 40, 48, 56, 64]
+    assert {request_body(benchmark, 8, i, None)["max_tokens"] for i in range(8, 30)} == {64}
+    assert request_body(benchmark, 1, 0, None)["max_tokens"] == 64
+
+
+def test_without_a_warm_up_every_request_is_measured_and_so_has_its_full_length() -> None:
+    benchmark = Benchmark(levels=(8,), output_tokens=64, warmup_requests=0)
+    assert {request_body(benchmark, 8, i, None)["max_tokens"] for i in range(20)} == {64}

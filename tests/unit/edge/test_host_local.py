@@ -328,9 +328,7 @@ def test_a_launch_for_which_there_is_no_room_is_a_full_disk_and_never_starts(
 
 
 @pytest.mark.parametrize("program", ["/bin/false", "/no/such/python"])
-def test_a_shim_that_cannot_run_is_an_error_at_once(
-    bench: Any, monkeypatch: pytest.MonkeyPatch, program: str
-) -> None:
+def test_a_shim_that_cannot_run_is_an_error_at_once(bench: Any, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(host_local.sys, "executable", program)
 
     async def work() -> None:
@@ -347,7 +345,11 @@ def test_a_shim_that_cannot_run_is_an_error_at_once(
 def test_a_shim_that_cannot_fork_says_so(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shim = tmp_path / "shim.py"
     text = host_local.SHIM.read_text()
-    shim.write_text(text.replace("import time\n", "import time\n\ndef fork():\n    raise OSError(11, 'Try again')\n\nos.fork = fork\n", 1))
+    shim.write_text(
+        text.replace(
+            "import time\n", "import time\n\ndef fork():\n    raise OSError(11, 'Try again')\n\nos.fork = fork\n", 1
+        )
+    )
     monkeypatch.setattr(host_local, "SHIM", shim)
 
     async def work() -> None:
@@ -489,7 +491,14 @@ def test_a_launch_of_another_boot_is_not_alive(bench: Any) -> None:
 def test_a_server_gets_its_own_environment_and_nothing_of_the_daemons_manager(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "LISTEN_FDS", "LLAMA_ARG_PORT", "LLAMA_ARG_MODEL", "AUTOTUNER_SETTINGS"):
+    for name in (
+        "NOTIFY_SOCKET",
+        "WATCHDOG_USEC",
+        "LISTEN_FDS",
+        "LLAMA_ARG_PORT",
+        "LLAMA_ARG_MODEL",
+        "AUTOTUNER_SETTINGS",
+    ):
         monkeypatch.setenv(name, "leak")
     monkeypatch.setenv("HF_TOKEN", "daemons-own-secret")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/kept")
@@ -552,8 +561,10 @@ def test_secrets_reach_the_server_and_no_file_and_no_command_line(bench: Any) ->
     secret.write_text(canary + "\n")
 
     async def work() -> None:
-        spec = bench.spec(*sh('test "$API_KEY" = "$(cat ' + str(secret) + ')" && echo same; exec sleep 30'),
-                          secret_files={"API_KEY": str(secret)})
+        spec = bench.spec(
+            *sh('test "$API_KEY" = "$(cat ' + str(secret) + ')" && echo same; exec sleep 30'),
+            secret_files={"API_KEY": str(secret)},
+        )
         await bench.host.start(spec)
         await bench.ready(spec, "same")
         for pid in procfs.pids():
@@ -688,7 +699,9 @@ def test_a_command_is_over_when_it_ends_whoever_still_holds_its_output(bench: An
     begun = time.monotonic()
     pidfile = bench.folder / "pid"
     try:
-        ran = asyncio.run(bench.host.run(sh(f"setsid sh -c 'echo $$ >{pidfile}; exec sleep 20' & echo said; sleep 0.2"), 2))
+        ran = asyncio.run(
+            bench.host.run(sh(f"setsid sh -c 'echo $$ >{pidfile}; exec sleep 20' & echo said; sleep 0.2"), 2)
+        )
         assert (ran.code, ran.output) == (0, "said\n")
         assert time.monotonic() - begun < 2
     finally:

@@ -19,7 +19,9 @@ def entries(count: int, at: str = AT, after: Entry | None = None) -> list[Entry]
     for _ in range(count):
         last = made[-1] if made else after
         number, prev = (last.number + 1, last.sha256) if last else (1, GENESIS)
-        draft = Draft("kimi", f"tried number {number}", "It was tried.", (("Rule", "x"),), quote=("a line", "## no heading"))
+        draft = Draft(
+            "kimi", f"tried number {number}", "It was tried.", (("Rule", "x"),), quote=("a line", "## no heading")
+        )
         made.append(render(draft, number, at, prev))
     return made
 
@@ -101,7 +103,9 @@ def test_the_first_entry_of_a_file_torn_at_any_byte_is_cut_too(tmp_path: Path) -
 def test_pages_that_never_reached_the_disk_are_a_torn_tail(tmp_path: Path) -> None:
     """After a power loss the file may have its new length, and zeros where a page was not written."""
     made = entries(2)
-    long = render(Draft("kimi", "t", "u", quote=tuple(f"line {i} " + "x" * 60 for i in range(60))), 3, AT, made[-1].sha256)
+    long = render(
+        Draft("kimi", "t", "u", quote=tuple(f"line {i} " + "x" * 60 for i in range(60))), 3, AT, made[-1].sha256
+    )
     made.append(long)
     journal = Journal(tmp_path / "good")
     journal.open("t")
@@ -109,7 +113,9 @@ def test_pages_that_never_reached_the_disk_are_a_torn_tail(tmp_path: Path) -> No
         journal.append(entry)
     whole = the_file(tmp_path / "good").read_bytes()
     good = len(whole) - len(long.text.encode())
-    for n, (start, end) in enumerate([(good, len(whole)), (good, good + 512), (good + 512, good + 1024), (len(whole) - 512, len(whole))]):
+    for n, (start, end) in enumerate(
+        [(good, len(whole)), (good, good + 512), (good + 512, good + 1024), (len(whole) - 512, len(whole))]
+    ):
         folder = tmp_path / str(n)
         folder.mkdir()
         (folder / "2026-02.md").write_bytes(whole[:start] + bytes(end - start) + whole[end:])
@@ -193,7 +199,13 @@ def test_only_the_last_file_may_be_torn(tmp_path: Path) -> None:
 
 def test_a_month_change_keeps_the_chain_and_a_clock_that_goes_back_keeps_the_order(tmp_path: Path) -> None:
     made: list[Entry] = []
-    for at in ("2026-02-28 23:59:59Z", "2026-03-01 00:00:00Z", "2026-01-01 00:00:00Z", "2025-12-31 00:00:00Z", "2026-04-01 00:00:00Z"):
+    for at in (
+        "2026-02-28 23:59:59Z",
+        "2026-03-01 00:00:00Z",
+        "2026-01-01 00:00:00Z",
+        "2025-12-31 00:00:00Z",
+        "2026-04-01 00:00:00Z",
+    ):
         made += entries(1, at, made[-1] if made else None)
     journal = Journal(tmp_path)
     journal.open("t")
@@ -333,8 +345,14 @@ def test_what_is_read_at_the_opening_is_made_durable_before_it_counts(
     made = written(tmp_path, 2)
     done: list[tuple[str, str]] = []
     real_fsync, real_write = os.fsync, os.write
-    monkeypatch.setattr(os, "fsync", lambda fd: (done.append(("fsync", os.readlink(f"/proc/self/fd/{fd}"))), real_fsync(fd))[1])
-    monkeypatch.setattr(os, "write", lambda fd, data: (done.append(("write", os.readlink(f"/proc/self/fd/{fd}"))), real_write(fd, data))[1])
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (done.append(("fsync", os.readlink(f"/proc/self/fd/{fd}"))), real_fsync(fd))[1]
+    )
+    monkeypatch.setattr(
+        os,
+        "write",
+        lambda fd, data: (done.append(("write", os.readlink(f"/proc/self/fd/{fd}"))), real_write(fd, data))[1],
+    )
     Journal(tmp_path).open("t")
     path = str(tmp_path / "2026-02.md")
     assert done == [("write", path), ("fsync", path), ("fsync", str(tmp_path))]

@@ -28,7 +28,10 @@ async def messages(load: Load) -> list[Any]:
 
 def test_a_level_is_driven_and_its_samples_come_last() -> None:
     async def work() -> None:
-        async with FakeOpenAI(Behaviour(tok_s=2000, ttft_ms=1)) as server, Load(server.url, BENCHMARK, 2, "fake") as load:
+        async with (
+            FakeOpenAI(Behaviour(tok_s=2000, ttft_ms=1)) as server,
+            Load(server.url, BENCHMARK, 2, "fake") as load,
+        ):
             found = await messages(load)
             assert isinstance(found[-1], LevelSamples)
             assert all(isinstance(m, Progress) for m in found[:-1])
@@ -75,7 +78,7 @@ def test_a_worker_that_says_nothing_or_nonsense_is_a_clear_error(monkeypatch: py
     pretend(monkeypatch, "import sys; sys.stdin.readline(); sys.stderr.write('no sockets'); sys.exit(3)")
     with pytest.raises(HostError, match="ended without a result: no sockets"):
         asyncio.run(work())
-    pretend(monkeypatch, "import sys; sys.stdin.readline(); print('{\"kind\": \"x\"}', flush=True)")
+    pretend(monkeypatch, 'import sys; sys.stdin.readline(); print(\'{"kind": "x"}\', flush=True)')
     with pytest.raises(HostError, match="said something unknown"):
         asyncio.run(work())
     monkeypatch.setattr(worker, "command", lambda: ("/no/such/python",))

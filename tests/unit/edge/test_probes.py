@@ -27,7 +27,9 @@ def completion(text: Any = " Paris", tokens: Any = 3) -> str:
 
 
 @asynccontextmanager
-async def server(*pieces: bytes, every_s: float = 0.0, forever: bytes = b"", hang: bool = False) -> AsyncIterator[tuple[int, list[bytes]]]:
+async def server(
+    *pieces: bytes, every_s: float = 0.0, forever: bytes = b"", hang: bool = False
+) -> AsyncIterator[tuple[int, list[bytes]]]:
     """Answers whatever is asked with the pieces; then goes on for ever with one, or hangs, or closes."""
     asked: list[bytes] = []
     tasks: set[asyncio.Task[None]] = set()
@@ -36,7 +38,9 @@ async def server(*pieces: bytes, every_s: float = 0.0, forever: bytes = b"", han
         tasks.add(asyncio.current_task())  # type: ignore[arg-type]
         try:
             head = await reader.readuntil(b"\r\n\r\n")
-            length = next((int(x.split(b":")[1]) for x in head.split(b"\r\n") if x.lower().startswith(b"content-length")), 0)
+            length = next(
+                (int(x.split(b":")[1]) for x in head.split(b"\r\n") if x.lower().startswith(b"content-length")), 0
+            )
             asked.append(head + await reader.readexactly(length))
             for piece in pieces:
                 writer.write(piece)

@@ -91,7 +91,17 @@ def test_a_zombie_does_not_live() -> None:
 
 @pytest.mark.parametrize(
     ("state", "threads", "alive"),
-    [("R", 1, True), ("S", 1, True), ("D", 1, True), ("T", 1, True), ("t", 1, True), ("Z", 1, False), ("Z", 2, True), ("X", 0, False), ("x", 0, False)],
+    [
+        ("R", 1, True),
+        ("S", 1, True),
+        ("D", 1, True),
+        ("T", 1, True),
+        ("t", 1, True),
+        ("Z", 1, False),
+        ("Z", 2, True),
+        ("X", 0, False),
+        ("x", 0, False),
+    ],
 )
 def test_what_lives(state: str, threads: int, alive: bool) -> None:
     fields = [state, *["0"] * 16, str(threads), "0", "123"]

@@ -134,7 +134,9 @@ def test_a_launch_comes_back_as_it_was(store: Store) -> None:
 def test_a_trial_comes_back_as_it_was(store: Store) -> None:
     trial = add(store, priority=2, is_baseline=True)
     fired = built_in("r", "it lost", Verdict.FAIL)
-    judgement = Judgement(Verdict.INCONCLUSIVE, promote=True, reasons=("one", "two"), score=Interval(1.0, 0.9, float("inf")))
+    judgement = Judgement(
+        Verdict.INCONCLUSIVE, promote=True, reasons=("one", "two"), score=Interval(1.0, 0.9, float("inf"))
+    )
     store.move_trial(trial, TrialState.RUNNING, ended=fired.model_dump_json(), **judgement_columns(judgement))
     row = store.trial(trial)
     assert (row.ended, row.verdict, row.promoted, row.reasons) == (fired, Verdict.INCONCLUSIVE, True, ("one", "two"))
@@ -193,7 +195,14 @@ def test_the_ladder_has_each_best_known_once_newest_first(store: Store) -> None:
 def test_restore_failures_are_those_of_this_boot_not_asked_for(store: Store) -> None:
     best = candidate().id
     for i, columns in enumerate(
-        [{}, {"mono_s": 5.0}, {"boot_id": "older"}, {"end_asked": 1}, {"purpose": Purpose.TRIAL}, {"state": LaunchState.SERVING}]
+        [
+            {},
+            {"mono_s": 5.0},
+            {"boot_id": "older"},
+            {"end_asked": 1},
+            {"purpose": Purpose.TRIAL},
+            {"state": LaunchState.SERVING},
+        ]
     ):
         store.add_launch(launch_row(f"l{i}"))
         store.update_launch(f"l{i}", **{"state": LaunchState.ENDED, **columns})
@@ -332,7 +341,9 @@ def test_publishing_marks_all_up_to_a_number(store: Store) -> None:
 
 def test_no_secret_gets_into_an_entry(store: Store) -> None:
     store.secrets = frozenset({"hunter2-canary"})
-    entry = store.add_entry(Draft("kimi", "hunter2-canary", "it said hunter2-canary", quote=("key=hunter2-canary",)), AT)
+    entry = store.add_entry(
+        Draft("kimi", "hunter2-canary", "it said hunter2-canary", quote=("key=hunter2-canary",)), AT
+    )
     assert "hunter2" not in entry.text
     assert all("hunter2" not in str(tuple(row)) for row in store.db.all("SELECT * FROM entries"))
 

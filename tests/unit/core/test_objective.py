@@ -1,0 +1,158 @@
+"""What "best" means: which level decides, what a winner must not violate, and how sure a score is."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from unit.core.building import figures
+
+from autotuner.bench.measurement import Figures
+from autotuner.core.objective import Constraints, Objective, level_order, pareto_front, score, violations, weights_of
+
+LEVELS = (1, 8, 32, 128)
+BUSIEST = Objective()
+MEAN = Objective(maximise="geometric_mean")
+
+
+def side(**rates: float) -> dict[int, Figures]:
+    return {int(name[1:]): figures(int(name[1:]), rate) for name, rate in rates.items()}
+
+
+def test_output_rate_is_decided_at_the_busiest_level_unless_one_is_named() -> None:
+    assert weights_of(BUSIEST, LEVELS) == {1: 0.0, 8: 0.0, 32: 0.0, 128: 1.0}
+    assert weights_of(Objective(level=8), LEVELS)[8] == 1.0
+
+
+@given(st.dictionaries(st.sampled_from(LEVELS), st.floats(0, 10)))
+def test_weights_sum_to_one(weights: dict[int, float]) -> None:
+    found = weights_of(Objective(maximise="geometric_mean", weights=weights), LEVELS)
+    assert sum(found.values()) == pytest.approx(1.0)
+    if sum(weights.values()) > 0:
+        assert {level for level, w in found.items() if w > 0} <= set(weights)
+
+
+def test_the_deciding_level_is_measured_first() -> None:
+    assert level_order(BUSIEST, LEVELS) == (128, 32, 8, 1)
+    assert level_order(Objective(level=1), LEVELS) == (1, 128, 32, 8)
+    assert level_order(Objective(maximise="geometric_mean", weights={8: 3, 1: 1}), LEVELS) == (8, 1, 128, 32)
+
+
+def test_single_stream_and_throughput_disagree_about_the_winner() -> None:
+    """The field case: vLLM 82.5 / 1,536 against SGLang 63.6 / 2,370 tok/s at concurrency 1 / 128."""
+    vllm, sglang = side(c1=82.5, c128=1536.0), side(c1=63.6, c128=2370.0)
+    for objective, sglang_wins in ((BUSIEST, True), (Objective(level=1), False), (MEAN, True)):
+        found = score(objective, sglang, vllm, 0.0)
+        assert found is not None
+        assert (found.mean > 1) is sglang_wins
+    assert pareto_front({"vllm": {1: 82.5, 128: 1536.0}, "sglang": {1: 63.6, 128: 2370.0}}) == ("vllm", "sglang")
+
+
+def test_a_geometric_mean_is_that_of_the_ratios() -> None:
+    found = score(MEAN, side(c1=200.0, c8=50.0), side(c1=100.0, c8=100.0), 0.0)
+    assert found is not None
+    assert found.mean == pytest.approx(1.0)
+    weighted = Objective(maximise="geometric_mean", weights={1: 3, 8: 1})
+    found = score(weighted, side(c1=200.0, c8=50.0), side(c1=100.0, c8=100.0), 0.0)
+    assert found is not None
+    assert found.mean == pytest.approx(2**0.75 * 0.5**0.25)
+
+
+def test_the_noise_between_launches_counts_once_for_the_whole_score() -> None:
+    for objective in (BUSIEST, MEAN):
+        found = score(objective, side(c1=100.0, c8=100.0), side(c1=100.0, c8=100.0), 0.03)
+        assert found is not None
+        assert found.high - 1 == pytest.approx(1.96 * math.sqrt(2) * 0.03)
+
+
+@pytest.mark.parametrize("bad", [None, figures(8, 0.0), figures(8, 100.0, void="the client was the limit")])
+@pytest.mark.parametrize("which", ["candidate", "best-known"])
+def test_a_deciding_level_that_is_missing_or_void_on_either_side_gives_no_score(bad: Figures | None, which: str) -> None:
+    good, other = side(c1=10.0, c8=100.0), side(c1=10.0, c8=100.0)
+    del other[8]
+    if bad is not None:
+        other[8] = bad
+    pair = (other, good) if which == "candidate" else (good, other)
+    assert score(BUSIEST, *pair, 0.0) is None
+    assert score(Objective(level=1), *pair, 0.0) is not None, "a level that weighs nothing may be missing"
+
+
+def test_nothing_measured_is_no_score() -> None:
+    assert score(BUSIEST, {}, {}, 0.03) is None
+
+
+def test_a_failed_request_violates_unless_allowed() -> None:
+    one = {8: figures(8, 100.0, requests_failed=1, errors={"timeout": 1})}
+    assert violations(BUSIEST, one, {}) == ("1 requests failed at concurrency 8 (1 x timeout)",)
+    assert violations(Objective(constraints=Constraints(failed_requests_max=1)), one, {}) == ()
+
+
+@pytest.mark.parametrize(("name", "table"), [("TTFT", "ttft_ms"), ("TPOT", "tpot_ms")])
+def test_a_latency_above_its_limit_violates_and_names_both(name: str, table: str) -> None:
+    objective = Objective(constraints=Constraints(**{f"{table[:4]}_p99_ms_max": 100.0}))
+    over: dict[str, Any] = {table: {"p50": 1.0, "p99": 100.1}}
+    assert violations(objective, {8: figures(8, 9.0, **over)}, {}) == (
+        f"{name} p99 at concurrency 8 is 100.1 ms, the limit is 100 ms",
+    )
+    at_limit: dict[str, Any] = {table: {"p50": 1.0, "p99": 100.0}}
+    assert violations(objective, {8: figures(8, 9.0, **at_limit)}, {}) == ()
+
+
+def test_a_winner_must_keep_its_single_stream_speed_where_that_is_asked() -> None:
+    objective = Objective(constraints=Constraints(single_stream_ratio_min=0.95))
+    base = side(c1=100.0, c128=1000.0)
+    assert violations(objective, side(c1=95.0, c128=2000.0), base) == ()
+    (said,) = violations(objective, side(c1=94.0, c128=2000.0), base)
+    assert said == "single-stream speed is 0.94 of the best-known's, at least 0.95 is asked"
+    assert violations(objective, side(c1=94.0), {}) == ()
+
+
+def test_a_void_level_proves_no_violation_but_failed_requests_do() -> None:
+    objective = Objective(constraints=Constraints(single_stream_ratio_min=0.95, ttft_p99_ms_max=1.0))
+    void = {1: figures(1, 1.0, void="the client was the limit", ttft_ms={"p99": 9.0})}
+    assert violations(objective, void, side(c1=100.0)) == ()
+    assert violations(objective, side(c1=1.0), {1: figures(1, 100.0, void="x")}) == ()
+    failed = {1: figures(1, 1.0, void="x", requests_failed=2, errors={"reset": 2})}
+    assert violations(objective, failed, {}) == ("2 requests failed at concurrency 1 (2 x reset)",)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"maximise": "geometric_mean", "level": 8},
+        {"weights": {1: 1.0}},
+        {"maximise": "geometric_mean", "weights": {1: -1.0}},
+        {"level": 0},
+        {"min_gain_ratio": -0.1},
+        {"constraints": {"ttft_p99_ms_max": 0}},
+    ],
+)
+def test_an_objective_that_contradicts_itself_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Objective.model_validate(wrong)
+
+
+def test_an_objective_reads_as_a_sentence() -> None:
+    assert str(BUSIEST) == "output tok/s at concurrency (the busiest level)"
+    assert str(Objective(level=8)) == "output tok/s at concurrency 8"
+    assert str(Objective(maximise="geometric_mean", weights={8: 2, 1: 1})) == (
+        "geometric mean of output tok/s ratios over the levels (weights 1: 1, 8: 2)"
+    )
+
+
+def test_a_server_beaten_at_every_level_is_not_on_the_front() -> None:
+    assert pareto_front({"a": {1: 1.0, 8: 5.0}, "b": {1: 2.0, 8: 5.0}, "c": {1: 0.5, 8: 9.0}}) == ("b", "c")
+    assert pareto_front({"a": {1: 1.0}, "twin": {1: 1.0}}) == ("a", "twin")
+    assert pareto_front({}) == ()
+
+
+@given(st.dictionaries(st.text("abc", min_size=1, max_size=3), st.tuples(st.floats(1, 9), st.floats(1, 9)), min_size=1))
+def test_the_best_at_any_level_is_on_the_front_and_none_on_it_is_beaten(points: dict[str, tuple[float, float]]) -> None:
+    rates = {name: {1: a, 8: b} for name, (a, b) in points.items()}
+    front = pareto_front(rates)
+    for level in (1, 8):
+        assert max(r[level] for r in rates.values()) == max(rates[name][level] for name in front)
+    for name in front:
+        assert not any(all(o[lv] > rates[name][lv] for lv in (1, 8)) for o in rates.values())
