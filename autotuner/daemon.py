@@ -18,7 +18,7 @@ from autotuner.edge.ballast import Ballast
 from autotuner.edge.files import FolderLock
 from autotuner.edge.host import Host
 from autotuner.edge.host_local import LocalHost
-from autotuner.edge.journal import Journal
+from autotuner.edge.journal import Journal, Recovered
 from autotuner.edge.notify import Notifier
 from autotuner.edge.store import Store
 from autotuner.errors import AutotunerError, DiskFull, JournalBroken, StoreError
@@ -141,6 +141,7 @@ class Daemon:
         slot = next(iter(self._settings.slots))
         try:
             found = self._journal.open(label)
+            self._check_known(found)
         except JournalBroken as error:
             kept = self._journal.set_aside(label)
             self._log.error("the journal was altered", error=str(error), kept=[str(p) for p in kept])
@@ -156,6 +157,11 @@ class Daemon:
                 )
                 self._note(slot, "journal mended", sentence, [])
         self._journal_open = True
+
+    def _check_known(self, found: Recovered) -> None:
+        """A journal whose end the record does not know was rewritten as a whole, or its database was lost."""
+        if found.number and dict(self._store.committed()).get(found.number) != found.sha256:
+            raise JournalBroken(f"entry {found.number} is not the one in the state database")
 
     def _note(self, slot: str, title: str, sentence: str, kept: list[Path]) -> None:
         context = next(w.ctx for w in self._workers if w.ctx.name == slot)

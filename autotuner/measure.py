@@ -16,7 +16,7 @@ from autotuner.core.candidate import Candidate
 from autotuner.core.facts import level_facts, server_facts
 from autotuner.core.gather import Gather, LevelPlan, baseline_steps
 from autotuner.core.objective import weights_of
-from autotuner.core.policy import Facts, Fired, Watch, When
+from autotuner.core.policy import Facts, Fired, Watch, When, holding
 from autotuner.core.verdict import LevelResult
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
@@ -27,6 +27,8 @@ from autotuner.engines.base import Diagnosis, ServerExit
 from autotuner.errors import HostError
 
 IDLE_WAIT_S = 15.0  # requests of an earlier level that the server has not given up yet
+EXTEND_MAX = 3.0  # a level may last this many times its time where a rule asks for more evidence
+FEW_ANSWERS_MAX = 2.0  # and this many times where fewer requests were answered than run at once
 ENDS_LEVEL = {"skip-level", "abandon", "quarantine", "void"}
 
 
@@ -109,7 +111,8 @@ class _Level:
         """Run the load to its end or until a rule ends it; return its samples, None if the server died first."""
         await self.log.facts()
         model = await probe.model()
-        async with Load(self.ctx.slot.place.url, self.benchmark, self.action.level, model) as load:
+        longest = self.benchmark.model_copy(update={"seconds": EXTEND_MAX * self.benchmark.seconds})
+        async with Load(self.ctx.slot.place.url, longest, self.action.level, model) as load:
             async for message in load.messages():
                 if isinstance(message, LevelSamples):
                     return message
@@ -117,7 +120,7 @@ class _Level:
                 if not await self._alive():
                     return None
                 await self._window(probe, message)
-                if self.fired is not None:
+                if self.fired is not None or self._over():
                     load.stop()
         return None
 
@@ -134,7 +137,7 @@ class _Level:
         """Given the level's samples, return its result with the rule that ended it, if any."""
         if samples is None:
             raise HostError("the load ended without samples")
-        measured = figures(samples)
+        measured = figures(samples).model_copy(update={"stopped_early": self.fired is not None})
         self.fired = self.fired or self._look("level", self._facts(measured))
         if self.fired is not None and self.fired.action == "void":
             measured = measured.model_copy(update={"void": self.fired.sentence})
@@ -154,6 +157,17 @@ class _Level:
     async def _alive(self) -> bool:
         self.seen = await self.ctx.host.inspect(self.action.launch_id)
         return self.seen.alive
+
+    def _over(self) -> bool:
+        """The level's time is over, unless too few requests were answered or a rule wants more evidence."""
+        steady_s, answered = self.gather.steady_s, self.gather.answered
+        if steady_s < self.benchmark.seconds:
+            return False
+        if answered < self.action.level and steady_s < FEW_ANSWERS_MAX * self.benchmark.seconds:
+            return False
+        wanted = holding(self.ctx.policies, "window", self.looks[-1].facts) if self.looks else ()
+        extends = any(fired.action == "extend" and not fired.dry_run for fired in wanted)
+        return not extends or steady_s >= EXTEND_MAX * self.benchmark.seconds
 
     async def _window(self, probe: Probe, progress: Progress) -> None:
         """At the end of each window: read what is new, and have the rules look."""

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from autotuner.bench.workload import Benchmark
 from autotuner.context import Live, SlotContext
 from autotuner.core import report
-from autotuner.core.candidate import derive
+from autotuner.core.candidate import derive, to_toml
 from autotuner.core.entry import Draft
 from autotuner.core.objective import Objective
 from autotuner.core.policy import Fired
@@ -291,8 +291,7 @@ def _proposals(ctx: SlotContext, trial: Trial, so_far: TrialSoFar) -> tuple[str,
         changed = derive(candidate, dict(fired.set), f"proposed by {fired.file} / {fired.rule}: {fired.sentence}")
         if changed.id == candidate.id or ctx.store.same_trials(ctx.name, changed.id, trial.benchmark_hash):
             continue
-        source_name, source = ctx.store.candidate_source(candidate.id)
-        ctx.store.put_candidate(changed, source, source_name)
+        ctx.store.put_candidate(changed, to_toml(changed), f"{changed.name}.toml")
         ctx.store.add_trial(ctx.name, changed, (trial.benchmark, benchmark_of(trial)), clock.utc_label())
         names.append(changed.name)
     return tuple(names)

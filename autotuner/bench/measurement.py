@@ -113,7 +113,9 @@ def figures(samples: LevelSamples) -> Figures:
     good = [r for r in finished if not r.error]
     failed = [r for r in finished if r.error]
     steady = [r for r in good if start is not None and r.sent_s >= start] or good
-    per_event, counted = tokens_per_event(samples.requests)
+    per_event, counted = tokens_per_event(tuple(steady))
+    if not counted:
+        per_event, counted = tokens_per_event(samples.requests)
     latencies = _summary([1000 * (r.end_s - r.sent_s) for r in steady if r.end_s is not None])
     rate = _rate_interval(samples.bins, seconds, per_event, latencies.get("p50", 0.0) / 1000)
     prompts = [r.prompt_tokens for r in good if r.prompt_tokens is not None]
@@ -190,11 +192,6 @@ def _counts(names: list[str]) -> dict[str, int]:
     return {name: names.count(name) for name in sorted(set(names))}
 
 
-def client_limited(lag_p99_ms: float, cpu_ratio: float) -> bool:
-    """Given how late the client's loop ran and how busy its core was, tell whether the client was the limit."""
-    return lag_p99_ms > LAG_MS_MAX and cpu_ratio > CPU_RATIO_MAX
-
-
 def _client_limited(samples: LevelSamples) -> bool:
     return samples.lag_p99_ms > LAG_MS_MAX and samples.cpu_ratio > CPU_RATIO_MAX
 
@@ -202,7 +199,7 @@ def _client_limited(samples: LevelSamples) -> bool:
 def _void(samples: LevelSamples, seconds: float) -> str:
     if seconds <= 0:
         return "the load ended before its steady part began"
-    if client_limited(samples.lag_p99_ms, samples.cpu_ratio):
+    if _client_limited(samples):
         return (
             f"the benchmark client was the limit: its event loop ran {samples.lag_p99_ms:.0f} ms late (p99) "
             f"and its core was {100 * samples.cpu_ratio:.0f} % busy"

@@ -13,12 +13,13 @@ from pathlib import Path
 import click
 
 from autotuner.cli.common import State, describe_slot, live_line
+from autotuner.cli.journal import check_journal
 from autotuner.cli.status import trials_table
 from autotuner.core.report import duration
 from autotuner.core.state import LaunchState, TrialState
 from autotuner.edge import clock
 from autotuner.edge.host_local import LocalHost
-from autotuner.edge.journal import compare_with_store, journal_files, read_entries
+from autotuner.edge.journal import journal_files
 from autotuner.edge.probes import Probe
 from autotuner.edge.store import Store
 from autotuner.engines import engine_for
@@ -189,8 +190,7 @@ def _report(state: State, where: Path, took_s: float) -> None:
     done = [t for t in state.store.trials(SLOT) if t.state is TrialState.DONE]
     click.echo("\n" + trials_table(state, done))
     settings = state.settings
-    entries, flaws = read_entries(settings.journal)
-    flaws += compare_with_store(entries, state.store.published())
+    entries, flaws = check_journal(state)
     if flaws:
         raise JournalBroken("the demo's own journal does not verify:\n" + "\n".join(map(str, flaws)))
     best = state.store.ladder(SLOT)[0]

@@ -4,8 +4,8 @@ from dataclasses import asdict
 
 import click
 
-from autotuner.cli.common import json_option, open_settings, open_state, print_json
-from autotuner.core.entry import Entry
+from autotuner.cli.common import State, json_option, open_settings, open_state, print_json
+from autotuner.core.entry import Entry, Flaw
 from autotuner.edge import clock
 from autotuner.edge.journal import compare_with_store, journal_files, read_entries
 from autotuner.errors import JournalBroken, NotFound
@@ -71,8 +71,7 @@ def verify(ctx: click.Context, as_json: bool) -> None:
     The files' hash chain is followed, and compared with the state database, which knows every entry that was published.
     """
     state = open_state(ctx)
-    entries, flaws = read_entries(state.settings.journal)
-    flaws += compare_with_store(entries, state.store.published())
+    entries, flaws = check_journal(state)
     files = journal_files(state.settings.journal)
     head = entries[-1].sha256 if entries else ""
     if as_json:
@@ -81,6 +80,16 @@ def verify(ctx: click.Context, as_json: bool) -> None:
         raise JournalBroken("the journal does not verify:\n" + "\n".join(f"  {flaw}" for flaw in flaws))
     if not as_json:
         click.echo(f"{len(entries)} entries intact in {len(files)} files; head {head[:16] or 'none'}")
+
+
+def check_journal(state: State) -> tuple[list[Entry], list[Flaw]]:
+    """Read the journal's files and return their entries with everything that is wrong with them.
+
+    What the store calls published is asked for first: a running daemon may publish more while the files are read.
+    """
+    published = state.store.published()
+    entries, flaws = read_entries(state.settings.journal)
+    return entries, flaws + compare_with_store(entries, published, state.store.committed())
 
 
 def _readable(entry: Entry) -> str:

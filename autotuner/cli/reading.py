@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from autotuner.cli.common import State, json_option, open_state, print_json, slot_option, table
+from autotuner.core.candidate import to_toml
 from autotuner.core.report import duration, plus_minus, rate
 from autotuner.edge.store import LaunchRow, Trial
 from autotuner.errors import NotFound
@@ -14,16 +15,18 @@ from autotuner.errors import NotFound
 @click.command()
 @click.argument("trial")
 @click.option("--log", "show_log", is_flag=True, help="Print the server's log of its last launch.")
+@click.option("--toml", "as_toml", is_flag=True, help="Print its candidate as a file, to change and enqueue.")
 @click.option("--evidence", is_flag=True, help="With --json: everything the verdict rests on, raw.")
 @json_option
 @click.pass_context
-def show(ctx: click.Context, trial: str, show_log: bool, evidence: bool, as_json: bool) -> None:
+def show(ctx: click.Context, trial: str, show_log: bool, as_toml: bool, evidence: bool, as_json: bool) -> None:
     """Show everything about one TRIAL: its number, or a candidate's name or id.
 
     \b
     Examples:
       autotuner show 12
       autotuner show eagle3-aq-medai --log | less
+      autotuner show 12 --toml > variant.toml
       autotuner show 12 --json --evidence > evidence.json
     """
     state = open_state(ctx)
@@ -31,6 +34,9 @@ def show(ctx: click.Context, trial: str, show_log: bool, evidence: bool, as_json
     launches = state.store.launches(found.slot, found.id)
     if show_log:
         _print_log(state, launches)
+        return
+    if as_toml:
+        click.echo(to_toml(state.store.candidate(found.candidate_id)), nl=False)
         return
     if as_json:
         print_json(_trial_json(state, found, launches, evidence=evidence))

@@ -10,6 +10,7 @@ import json
 import re
 from typing import Annotated, Any, Literal, Self
 
+import tomli_w
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -198,6 +199,20 @@ def derive(candidate: Candidate, settings: dict[str, Scalar], hypothesis: str) -
     return candidate.model_copy(update={"name": name, "launch": launch, "hypothesis": hypothesis})
 
 
+def to_toml(candidate: Candidate) -> str:
+    """Given a candidate, return it as a candidate file that launches the same thing; sweeps are already expanded."""
+    launch = candidate.launch.model_dump(mode="json", exclude_none=True)
+    table: dict[str, Any] = {"name": candidate.name, "engine": candidate.engine}
+    if candidate.hypothesis:
+        table["hypothesis"] = candidate.hypothesis
+    if candidate.slots:
+        table["slots"] = list(candidate.slots)
+    table["launch"] = {key: value for key, value in launch.items() if value != {}}
+    if candidate.benchmark:
+        table["benchmark"] = {"use": candidate.benchmark}
+    return tomli_w.dumps(table)
+
+
 def _candidate(file: CandidateFile, name: str, launch: Launch) -> Candidate:
     use = file.benchmark.use if file.benchmark else None
     return Candidate(
@@ -209,7 +224,7 @@ def _sweep_name(name: str, settings: dict[str, Scalar]) -> str:
     parts = [name]
     for key, value in settings.items():
         short = flag_name(key.partition(".")[2] or key)
-        parts.append(f"{short}-{re.sub(r'[^A-Za-z0-9._=-]+', '-', _word(value)).strip('-')}")
+        parts.append("-".join(re.sub(r"[^A-Za-z0-9._=-]+", "-", text).strip("-") for text in (short, _word(value))))
     return "+".join(parts)[:120]
 
 

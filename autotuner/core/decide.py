@@ -315,7 +315,11 @@ def _restore(recorded: Recorded, observed: Observed) -> Decision | None:
         if recorded.restore_wanted:
             return Decision(RestoreDone(None), "there is no best-known yet, so there is nothing to restore")
         return None
-    target = next((rung for rung in recorded.ladder if rung.failures < RESTORE_FAILURES_MAX), None)
+    lives = {
+        launch.candidate_id for launch in _living(recorded, observed)
+    }  # what lives needs no launch from the budget
+    rungs = (r for r in recorded.ladder if r.failures < RESTORE_FAILURES_MAX or r.candidate_id in lives)
+    target = next(rungs, None)
     if target is None:
         return Decision(
             Degrade(),

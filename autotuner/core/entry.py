@@ -14,6 +14,7 @@ GENESIS = "0" * 64
 QUOTE_LIMIT = 4096  # characters of a server's own words in one entry
 
 _MARKUP = re.compile(r"<(?=[A-Za-z/!?])")  # what HTML could begin with; `a < b` stays readable
+_BOLD = re.compile(r"(?<!\*)\*\*(?!\*)")  # would end the bold sentence; three are a hidden secret
 _HEADING = re.compile(r"^## (\d{4,}) · (\d{4,}-\d\d-\d\d \d\d:\d\d:\d\dZ) · slot (\S+) · (.+)$")
 _TRAILER = re.compile(r"^<!-- autotuner entry=(\d+) prev=([0-9a-f]{64}) sha256=([0-9a-f]{64}) -->$")
 
@@ -78,10 +79,11 @@ def render(draft: Draft, number: int, at: str, prev: str, secrets: frozenset[str
         return redact_text(plain(redact_text(text, secrets), len(text) + 4096), secrets)
 
     def safe(text: str, limit: int = 2000) -> str:
-        return _MARKUP.sub("&lt;", one_line(hidden(text), limit)).replace("**", "* *")
+        return _MARKUP.sub("&lt;", _BOLD.sub("* *", one_line(hidden(text), limit)))
 
+    slot = _word(hidden(draft.slot))
     title = safe(draft.title, 200) or "untitled"
-    lines = [f"## {number:04d} · {at} · slot {_word(draft.slot)} · {title}", "", f"**{safe(draft.sentence)}**", ""]
+    lines = [f"## {number:04d} · {at} · slot {slot} · {title}", "", f"**{safe(draft.sentence)}**", ""]
     if draft.table:
         lines += [*_table([[safe(cell, 200).replace("|", "\\|") for cell in row] for row in draft.table]), ""]
     for note in draft.notes:
@@ -98,7 +100,7 @@ def render(draft: Draft, number: int, at: str, prev: str, secrets: frozenset[str
     body = "\n".join(lines) + "\n"
     sha256 = link(prev, body)
     text = f"{body}<!-- autotuner entry={number} prev={prev} sha256={sha256} -->\n\n"
-    return Entry(number, at, _word(draft.slot), title, prev, sha256, text)
+    return Entry(number, at, slot, title, prev, sha256, text)
 
 
 def link(prev: str, body: str) -> str:

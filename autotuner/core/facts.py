@@ -5,7 +5,7 @@ A fact that is not known is left out, never filled with a zero: a rule on it the
 
 from dataclasses import dataclass
 
-from autotuner.bench.measurement import Figures, client_limited
+from autotuner.bench.measurement import Figures
 from autotuner.core.policy import Facts
 from autotuner.core.speculation import SpeculationAtLevel
 from autotuner.core.statistics import Interval, ratio_interval
@@ -71,7 +71,6 @@ def level_facts(level: LevelSoFar) -> Facts:
         "level.decides": level.decides,
         "level.requests_ok": float(f.requests_ok),
         "level.requests_failed": float(f.requests_failed),
-        "level.client_limited": f.client_limited,
         "spec.on": level.speculates,
     }
     if level.running is not None:
@@ -82,7 +81,7 @@ def level_facts(level: LevelSoFar) -> Facts:
         facts["level.output_tok_s"] = f.output_tok_s
         facts["level.output_tok_s_high"] = f.output_tok_s_high
     if level.over:
-        facts["level.client_limited"] = client_limited(f.client_lag_p99_ms, f.client_cpu_ratio)
+        facts["level.client_limited"] = f.client_limited
     return {**facts, **_best_facts(level), **_speculation_facts(level)}
 
 

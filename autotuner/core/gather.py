@@ -43,6 +43,22 @@ class Gather:
         """Whether the warm-up is over."""
         return bool(self.progress) and self.progress[-1].phase == "steady"
 
+    @property
+    def steady_s(self) -> float:
+        """Seconds measured since the warm-up."""
+        return self.progress[-1].at_s - self._cold.at_s if self.steady and self._cold else 0.0
+
+    @property
+    def answered(self) -> int:
+        """Requests answered since the warm-up."""
+        return self.progress[-1].done - self._cold.done if self.steady and self._cold else 0
+
+    @property
+    def _cold(self) -> Progress | None:
+        """The last line of the warm-up; the first line at all where there was none."""
+        cold = [p for p in self.progress if p.phase == "warm-up"]
+        return cold[-1] if cold else next(iter(self.progress), None)
+
     def add_progress(self, progress: Progress) -> None:
         """Take in one line of the worker."""
         self.progress.append(progress)

@@ -47,7 +47,7 @@ class Objective(_Strict):
 
     def __str__(self) -> str:
         if self.maximise == "output_tok_s":
-            return f"output tok/s at concurrency {self.level or '(the busiest level)'}"
+            return f"output tok/s at concurrency {self.level}" if self.level else "output tok/s at the busiest level"
         shown = ", ".join(f"{level}: {weight:g}" for level, weight in sorted(self.weights.items())) or "all equal"
         return f"geometric mean of output tok/s ratios over the levels (weights {shown})"
 
@@ -69,14 +69,19 @@ def level_order(objective: Objective, levels: tuple[int, ...]) -> tuple[int, ...
 
 
 def score(
-    objective: Objective, figures: dict[int, Figures], baseline: dict[int, Figures], noise: float
+    objective: Objective,
+    figures: dict[int, Figures],
+    baseline: dict[int, Figures],
+    noise: float,
+    levels: tuple[int, ...] = (),
 ) -> Interval | None:
     """Given both sides' figures by level, return the objective as a ratio to the baseline with its 95 % interval.
 
-    None if a level that weighs something is missing or void on either side. `noise` is the relative standard deviation
+    `levels` are the benchmark's, those of both sides if not given: a level that is missing must not hand its weight to
+    another. None if a level that weighs something is missing or void on either side. `noise` is the relative standard deviation
     between launches; each side was one launch, so it counts once for the whole score and not once a level.
     """
-    levels = tuple({**baseline, **figures})  # of both: a level that one side lacks must not hand its weight to another
+    levels = levels or tuple({**baseline, **figures})
     weights = {level: w for level, w in weights_of(objective, levels).items() if w > 0} if levels else {}
     if not weights or any(unusable(side.get(level)) for level in weights for side in (figures, baseline)):
         return None

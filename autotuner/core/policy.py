@@ -1,25 +1,24 @@
 """policies/*.toml -> rules; and the evaluation of a rule over named facts, with the numbers it used.
 
-A condition is a CEL expression over the facts of the table below. A missing fact never fires a rule. Numbers in
-conditions are read as decimals, so that `level.elapsed_s > 3` needs no `3.0`. The shipped rules have no privileges.
+A condition is a CEL expression over the facts of the table below. A missing fact never fires a rule. The shipped rules
+have no privileges.
 """
 
 import hashlib
-import re
 import string
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from autotuner.core import condition
 from autotuner.core.candidate import setting_problem
-from autotuner.core.source import Source, line_of, lines_of, nearest, problem_at, validate
+from autotuner.core.condition import ConditionError, compiled, evaluate, misfit
+from autotuner.core.source import Key, Source, line_of, lines_of, nearest, problem_at, validate
 from autotuner.core.state import Verdict
 from autotuner.errors import InvalidInput, Problem
 
-Value = float | bool | str
-Facts = dict[str, Value]
+Facts = condition.Facts
 When = Literal["start", "window", "level", "next", "trial"]
 RuleAction = Literal["abandon", "skip-level", "void", "extend", "quarantine", "propose", "pause"]
 
@@ -91,7 +90,7 @@ _ENDS_LEVEL = frozenset({"abandon", "quarantine", "skip-level", "void", "propose
 # happen, so it is refused when the file is read.
 MOMENTS: dict[When, tuple[frozenset[str], frozenset[str]]] = {
     "start": (frozenset({"abandon", "quarantine"}), frozenset({"server", "start"})),
-    "window": (_ENDS_LEVEL, frozenset({"server", "trial", "candidate", "level", "best", "spec"})),
+    "window": (_ENDS_LEVEL | {"extend"}, frozenset({"server", "trial", "candidate", "level", "best", "spec"})),
     "level": (_ENDS_LEVEL, frozenset({"trial", "candidate", "level", "best", "spec"})),
     "next": (frozenset({"pause"}), frozenset({"budget"})),
     "trial": (frozenset({"pause"}), frozenset({"budget"})),
@@ -141,7 +140,7 @@ class Policy:
 class Fired(BaseModel):
     """A rule that fired: which, what it does, its words with the numbers filled in, and every fact it used."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
     rule: str
     file: str
@@ -181,15 +180,12 @@ def policies_hash(policies: tuple[Policy, ...]) -> str:
 
 def holds(rule: Rule, facts: Facts) -> bool:
     """Given a rule and the facts known, tell whether its condition holds; false if it uses a fact that is missing."""
-    program, used = _compiled(rule.when)
-    if any(name not in facts for name in used):
-        return False
-    return bool(program.evaluate(_activation({name: facts[name] for name in used})))
+    return all(name in facts for name in used_facts(rule)) and evaluate(rule.when, facts)
 
 
 def used_facts(rule: Rule) -> tuple[str, ...]:
     """Given a rule, return the names of the facts in its condition, sorted."""
-    return _compiled(rule.when)[1]
+    return compiled(rule.when).facts
 
 
 class Watch:
@@ -272,14 +268,14 @@ def _fired(policy: Policy, rule: Rule, facts: Facts) -> Fired:
 
 
 def _condition_problems(source: Source, index: int, rule: Rule) -> list[Problem]:
-    """Syntax first, then the names of facts, then types: each by trying it, so the library is the judge."""
+    """Syntax first, then the names of facts, then types."""
     where = ("rule", index, "when")
     try:
-        program, used = _compiled(rule.when)
-    except _ConditionError as error:
-        line = line_of(lines_of(source.text), where)
-        at = line + error.line - 1 if line is not None else None
-        return [Problem(source.name, f"not a CEL expression: {error}", at, f"rule[{index}].when")]
+        used = compiled(rule.when).facts
+    except ConditionError as error:
+        at = _first_line(source, where)
+        line = at + error.line - 1 if at is not None else None
+        return [Problem(source.name, f"not a CEL expression: {error}", line, f"rule[{index}].when")]
     unknown = [name for name in used if name not in FACT_BY_NAME]
     if unknown:
         hint = nearest(unknown[0], list(FACT_BY_NAME)) or "list them: autotuner policies facts"
@@ -289,15 +285,17 @@ def _condition_problems(source: Source, index: int, rule: Rule) -> list[Problem]
     if absent:
         message = f'{absent[0]} is never known at the moment "{rule.on}", so the rule could not fire'
         return [problem_at(source, where, message, f"known then: {', '.join(f'{g}.*' for g in sorted(groups))}")]
-    # Both truth values, so that neither side of a short-circuited || or && escapes the check.
-    for truth in (True, False):
-        try:
-            result = program.evaluate(_activation({n: _example(FACT_BY_NAME[n], truth) for n in used}))
-        except Exception as error:  # noqa: BLE001 - the library raises several unrelated types for a type error
-            return [problem_at(source, where, f"types do not fit: {_short(error)}")]
-        if not _is_bool(result):
-            return [problem_at(source, where, "must be true or false, not a number or a text")]
-    return []
+    said = misfit(rule.when, {name: FACT_BY_NAME[name].kind for name in used})
+    return [problem_at(source, where, said)] if said else []
+
+
+def _first_line(source: Source, path: Key) -> int | None:
+    """The line on which a key's text begins: TOML drops a line break right after the quotes that open it."""
+    line = line_of(lines_of(source.text), path)
+    if line is None:
+        return None
+    written = source.text.split("\n")[line - 1].rstrip()
+    return line + 1 if written.endswith(('"""', "'''")) and written.count(written[-3:]) == 1 else line
 
 
 def _sentence_problems(source: Source, index: int, rule: Rule) -> list[Problem]:
@@ -339,66 +337,3 @@ def _action_problems(source: Source, index: int, rule: Rule) -> list[Problem]:
         for key, value in rule.set.items()
         if (why := setting_problem(key, (value,)))
     ]
-
-
-class _ConditionError(ValueError):
-    def __init__(self, message: str, line: int) -> None:
-        super().__init__(message)
-        self.line = line
-
-
-@lru_cache(maxsize=512)
-def _compiled(expression: str) -> tuple[Any, tuple[str, ...]]:
-    """Given a condition, return its program and the facts it names. The library is imported here: it takes 0.15 s."""
-    import celpy  # noqa: PLC0415
-    from celpy.celparser import CELParseError  # noqa: PLC0415
-
-    environment = celpy.Environment()
-    try:
-        tree: Any = environment.compile(expression)
-    except RecursionError:
-        raise _ConditionError("nested too deeply", 1) from None
-    except CELParseError as error:
-        raise _ConditionError("cannot be read here: " + _short(error), error.line or 1) from None
-    for token in tree.scan_values(lambda token: token.type == "INT_LIT"):
-        token.type = "FLOAT_LIT"
-    names = set()
-    for node in tree.find_data("member_dot"):
-        root = next(iter(node.children[0].scan_values(lambda token: token.type == "IDENT")), None)
-        names.add(f"{root}.{node.children[1]}")
-    dotted_roots = {name.partition(".")[0] for name in names}
-    bare = {str(t) for node in tree.find_data("ident") for t in node.children if str(t) not in dotted_roots}
-    return environment.program(tree), tuple(sorted(names | bare))
-
-
-def _activation(facts: Facts) -> Any:
-    from celpy.celtypes import BoolType, DoubleType, MapType, StringType  # noqa: PLC0415
-
-    tables: dict[str, Any] = {}
-    for name, value in facts.items():
-        group, _, key = name.partition(".")
-        if isinstance(value, bool):
-            typed: Any = BoolType(value)
-        else:
-            typed = DoubleType(value) if isinstance(value, int | float) else StringType(value)
-        tables.setdefault(group, MapType())[StringType(key)] = typed
-    return tables
-
-
-def _example(fact: FactDefinition, truth: bool) -> Value:
-    if fact.kind is bool:
-        return truth
-    return "x" if fact.kind is str else (1.0 if truth else 0.0)
-
-
-def _is_bool(result: Any) -> bool:
-    from celpy.celtypes import BoolType  # noqa: PLC0415
-
-    return isinstance(result, bool | BoolType)
-
-
-def _short(error: Exception) -> str:
-    text = str(error.args[0] if error.args else error)
-    text = re.sub(r"Token\('RULE', '(\w+)'\)", r"\1", text)
-    text = re.sub(r"<class 'celpy\.celtypes\.(\w+)Type'>", r"\1", text)
-    return " ".join(text.split())[:200]

@@ -118,7 +118,7 @@ def judge(trial: TrialSoFar) -> Judgement:
 
 
 def _compare(trial: TrialSoFar, figures: dict[int, Figures], baseline: dict[int, Figures]) -> Judgement:
-    result = score(trial.objective, figures, baseline, trial.launch_noise)
+    result = score(trial.objective, figures, baseline, trial.launch_noise, trial.levels)
     if result is None:
         return Judgement(
             Verdict.INCONCLUSIVE,

@@ -4,7 +4,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from autotuner.edge import clock
+from autotuner.edge import clock, procfs
 from autotuner.errors import Locked, StoreError
 
 LOCK_PATIENCE_S = 0.5  # somebody who only looks whether the lock is held holds it for an instant
@@ -88,7 +88,8 @@ def lock_holder(path: Path) -> int | None:
         if _lock(fd, fcntl.LOCK_SH, 0.0):
             return None
         label = os.read(fd, 32).decode("ascii", "replace").strip()
-        return int(label) if label.isdecimal() else 0
+        # A holder that has only just taken it has not written its own label yet.
+        return int(label) if label.isdecimal() and procfs.start_ticks(int(label)) is not None else 0
     finally:
         os.close(fd)
 

@@ -218,6 +218,21 @@ def test_an_altered_journal_is_kept_aside_and_written_anew_from_the_record(house
     assert list((house.state / "journal").glob("*.altered-*"))
 
 
+def test_a_journal_whose_database_was_lost_is_kept_aside_and_a_new_one_begun(house: House) -> None:
+    with_best_known(house)
+    house.end()
+    for path in house.state.glob("state.db*"):
+        path.unlink()
+    for pid in house.servers():
+        os.kill(pid, signal.SIGKILL)
+    house.wait(lambda: not house.servers())
+    house.cli("enqueue", house.folder / "base.toml")
+    house.start()
+    house.wait_serving("base", 60)
+    house.wait(lambda: house.cli("journal", "verify", check=False).returncode == 0, 10)
+    assert list((house.state / "journal").glob("*.altered-*"))
+
+
 def test_a_full_disk_ends_nothing_and_the_queue_goes_on_once_there_is_room(house: House) -> None:
     mount = house.folder / "small"
     mount.mkdir()

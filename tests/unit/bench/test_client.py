@@ -102,7 +102,7 @@ def test_throughput_and_latency_of_a_paced_server_are_measured_as_they_are() -> 
 def test_tokens_are_counted_from_usage_and_not_from_events(mode: str, counted: bool, per_event: float) -> None:
     samples, _ = level(Behaviour(mode=mode, tok_s=400.0, tokens_per_event=4), stop_after_s=0.5)
     found = figures(samples)
-    assert (found.tokens_counted, found.tokens_per_event) == (counted, per_event)
+    assert (found.tokens_counted, found.tokens_per_event) == (counted, pytest.approx(per_event, rel=0.12))
     after_warm_up = [r for r in samples.requests if not r.cut and r.output_tokens in {None, 20}]
     assert after_warm_up
     assert max(r.events for r in after_warm_up) == 5

@@ -61,7 +61,11 @@ def fired(action: Any = "skip-level", verdict: Verdict = Verdict.FAIL, **more: A
     return Fired(**{**table, **more})
 
 
-def windows(running: float, gen_tok_s: float, accept_len: float | None, count: int = 10, **more: Any) -> tuple[Window, ...]:
+def windows(
+    running: float, gen_tok_s: float, accept_len: float | None, count: int = 10, **more: Any
+) -> tuple[Window, ...]:
     """Log windows that all say the same."""
-    one = Window("log", running=running, queued=more.pop("queued", 0.0), gen_tok_s=gen_tok_s, accept_len=accept_len, **more)
+    one = Window(
+        "log", running=running, queued=more.pop("queued", 0.0), gen_tok_s=gen_tok_s, accept_len=accept_len, **more
+    )
     return (one,) * count

@@ -18,6 +18,7 @@ from autotuner.core.candidate import (
     flag_name,
     parse_candidates,
     setting_problem,
+    to_toml,
     with_settings,
 )
 from autotuner.core.source import Source
@@ -60,6 +61,14 @@ def problems(text: str) -> list[Problem]:
     with pytest.raises(InvalidInput) as caught:
         parsed(text)
     return caught.value.problems
+
+
+def error_of(text: str) -> InvalidInput | None:
+    try:
+        assert parsed(text), "a good file is at least one candidate"
+    except InvalidInput as error:
+        return error
+    return None
 
 
 def only(text: str) -> str:
@@ -236,7 +245,10 @@ def test_environment_values_in_a_sweep_become_text() -> None:
         ('"args.a b" = ["x"]', "c.toml:6: sweep.args.a b: cannot be swept"),
         ('"env.HF_TOKEN" = ["hunter2"]', "c.toml:6: sweep.env.HF_TOKEN: cannot be swept: looks like a secret"),
         ('"args.api-key" = ["hunter2"]', "c.toml:6: sweep.args.api-key: cannot be swept: looks like a secret"),
-        ('"args.x" = [1]\n"args.x_y" = [1]\n"args.x-y" = [1]', "c.toml:8: sweep.args.x-y: is the same flag as args.x_y"),
+        (
+            '"args.x" = [1]\n"args.x_y" = [1]\n"args.x-y" = [1]',
+            "c.toml:8: sweep.args.x-y: is the same flag as args.x_y",
+        ),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused_with_its_place(sweep: str, says: str) -> None:
@@ -274,7 +286,7 @@ def test_a_sweep_too_large_is_refused_before_it_is_expanded() -> None:
         (HEAD + '[launch.env]\n"A-B" = "1"\n', "c.toml:6: launch.env.A-B: string should match pattern"),
         (HEAD + '[launch.args]\n"a=b" = 1\n', "c.toml:6: launch.args.a=b: string should match pattern"),
         (HEAD + "[launch.args]\nx = { a = 1 }\n", "c.toml:6: launch.args.x: should be true or false, a whole number,"),
-        (HEAD + '[launch.args]\ntp-size = 1\ntp_size = 2\n', "c.toml:7: launch.args.tp_size: is the same flag as tp-size"),
+        (HEAD + "[launch.args]\ntp-size = 1\ntp_size = 2\n", "c.toml:7: launch.args.tp_size: is the same flag as tp-size"),
         (HEAD + '[launch.env]\nA = "x\\u0000y"\n', "c.toml:6: launch.env.A: holds a NUL character"),
         (HEAD + '[launch.args]\na = "x\\u0000y"\n', "c.toml:6: launch.args.a:"),
     ],
@@ -321,15 +333,13 @@ def test_flags_that_count_tokens_are_no_secrets() -> None:
 @settings(max_examples=300)
 @given(st.integers(0, len(KIMI)), st.integers(0, 40), st.text('=[]{}"\n.#\\\u2028\x00aé1-', max_size=4))
 def test_a_damaged_file_is_a_candidate_or_an_error_that_names_the_file(at: int, cut: int, put: str) -> None:
-    try:
-        assert parsed(KIMI[:at] + put + KIMI[at + cut :])
-    except InvalidInput as error:
-        assert error.problems
-        for problem in error.problems:
-            assert problem.file == "c.toml"
-            assert problem.message
-            assert "pydantic" not in str(problem)
-            assert problem.line is None or 1 <= problem.line <= KIMI.count("\n") + 5
+    error = error_of(KIMI[:at] + put + KIMI[at + cut :])
+    for problem in error.problems if error else []:
+        assert problem.file == "c.toml"
+        assert problem.message
+        assert "pydantic" not in str(problem)
+        assert problem.line is None or 1 <= problem.line <= KIMI.count("\n") + 5
+    assert error is None or error.problems
 
 
 # --- changes
@@ -345,12 +355,30 @@ def test_a_derived_candidate_says_in_its_name_what_was_changed() -> None:
     assert changed.id != candidate.id
 
 
+@given(
+    tables,
+    variables,
+    st.one_of(scalars, st.just("/models/a b")),
+    st.sampled_from(["args.x", "args.x/y", "env.A", "model"]),
+)
+def test_a_derived_candidate_can_be_written_as_a_file_that_launches_the_same(
+    args: dict[str, Any], env: dict[str, str], value: Any, key: str
+) -> None:
+    value = str(value) if key == "model" else value
+    changed = derive(make(args, env, benchmark="chat", slots=("a",)), {key: value}, 'because\nof "this"')
+    if changed.launch.model:
+        (back,) = parsed(to_toml(changed))
+        assert (back.id, back) == (changed.id, changed)
+
+
 def test_a_name_is_bounded_however_much_is_swept() -> None:
     assert len(derive(make({}), {f"args.long-flag-name-{i}": i for i in range(50)}, "").name) == 120
 
 
 def test_settings_reach_every_part_of_a_launch() -> None:
-    launch = with_settings(Launch(model="m", args={"x_y": 1}), {"args.x-y": False, "env.E": 3, "model": "n", "python": "p"})
+    launch = with_settings(
+        Launch(model="m", args={"x_y": 1}), {"args.x-y": False, "env.E": 3, "model": "n", "python": "p"}
+    )
     assert launch == Launch(model="n", python="p", args={"x-y": False}, env={"E": "3"})
 
 

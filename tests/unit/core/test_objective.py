@@ -69,7 +69,9 @@ def test_the_noise_between_launches_counts_once_for_the_whole_score() -> None:
 
 @pytest.mark.parametrize("bad", [None, figures(8, 0.0), figures(8, 100.0, void="the client was the limit")])
 @pytest.mark.parametrize("which", ["candidate", "best-known"])
-def test_a_deciding_level_that_is_missing_or_void_on_either_side_gives_no_score(bad: Figures | None, which: str) -> None:
+def test_a_deciding_level_that_is_missing_or_void_on_either_side_gives_no_score(
+    bad: Figures | None, which: str
+) -> None:
     good, other = side(c1=10.0, c8=100.0), side(c1=10.0, c8=100.0)
     del other[8]
     if bad is not None:
@@ -81,6 +83,13 @@ def test_a_deciding_level_that_is_missing_or_void_on_either_side_gives_no_score(
 
 def test_nothing_measured_is_no_score() -> None:
     assert score(BUSIEST, {}, {}, 0.03) is None
+    assert score(BUSIEST, {}, {}, 0.03, LEVELS) is None
+
+
+def test_a_level_that_both_sides_lack_does_not_hand_its_weight_to_another() -> None:
+    partial = side(c1=100.0, c8=100.0)
+    assert score(BUSIEST, partial, partial, 0.03, LEVELS) is None
+    assert score(MEAN, partial, partial, 0.03, LEVELS) is None
 
 
 def test_a_failed_request_violates_unless_allowed() -> None:
@@ -135,7 +144,7 @@ def test_an_objective_that_contradicts_itself_is_refused(wrong: dict[str, Any]) 
 
 
 def test_an_objective_reads_as_a_sentence() -> None:
-    assert str(BUSIEST) == "output tok/s at concurrency (the busiest level)"
+    assert str(BUSIEST) == "output tok/s at the busiest level"
     assert str(Objective(level=8)) == "output tok/s at concurrency 8"
     assert str(Objective(maximise="geometric_mean", weights={8: 2, 1: 1})) == (
         "geometric mean of output tok/s ratios over the levels (weights 1: 1, 8: 2)"

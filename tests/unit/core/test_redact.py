@@ -57,11 +57,25 @@ def test_a_secret_flag_without_a_value_hides_no_other_flag() -> None:
 
 
 def test_variables_given_as_words_are_hidden() -> None:
-    assert redact_argv(("env", f"HF_TOKEN={CANARY} x", "NCCL_ALGO=Ring")) == ("env", f"HF_TOKEN={HIDDEN}", "NCCL_ALGO=Ring")
+    assert redact_argv(("env", f"HF_TOKEN={CANARY} x", "NCCL_ALGO=Ring")) == (
+        "env",
+        f"HF_TOKEN={HIDDEN}",
+        "NCCL_ALGO=Ring",
+    )
 
 
 def test_ordinary_argv_is_shown_as_it_is() -> None:
-    argv = ("python", "-m", "sglang.launch_server", "--max-total-tokens", "5", "--x=a=b", "--url=http://h:1/p?q=1", "-", "")
+    argv = (
+        "python",
+        "-m",
+        "sglang.launch_server",
+        "--max-total-tokens",
+        "5",
+        "--x=a=b",
+        "--url=http://h:1/p?q=1",
+        "-",
+        "",
+    )
     assert redact_argv(argv) == argv
 
 

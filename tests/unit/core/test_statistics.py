@@ -23,7 +23,17 @@ numbers = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
 
 @pytest.mark.parametrize(
     ("df", "t"),
-    [(1, 12.706), (2, 4.303), (5, 2.571), (10, 2.228), (20, 2.086), (30, 2.042), (40, 2.021), (60, 2.000), (120, 1.980)],
+    [
+        (1, 12.706),
+        (2, 4.303),
+        (5, 2.571),
+        (10, 2.228),
+        (20, 2.086),
+        (30, 2.042),
+        (40, 2.021),
+        (60, 2.000),
+        (120, 1.980),
+    ],
 )
 def test_students_t_is_that_of_the_tables(df: int, t: float) -> None:
     assert t95(df) == pytest.approx(t, abs=0.0025)
@@ -37,7 +47,9 @@ def test_students_t_falls_towards_the_normal_quantile() -> None:
 
 def test_a_mean_has_the_interval_of_the_textbook() -> None:
     """NIST's handbook, 1.3.5.2: of 195 values the mean is 9.261460 and s is 0.022789, so ± 0.003219."""
-    found = mean_interval([9.261460 - 0.022789 * math.sqrt(194 / 195), 9.261460 + 0.022789 * math.sqrt(194 / 195)] * 97 + [9.261460])
+    found = mean_interval(
+        [9.261460 - 0.022789 * math.sqrt(194 / 195), 9.261460 + 0.022789 * math.sqrt(194 / 195)] * 97 + [9.261460]
+    )
     assert found.mean == pytest.approx(9.261460)
     assert found.high - found.mean == pytest.approx(0.003219, abs=2e-5)
     five = mean_interval([1.0, 2.0, 3.0, 4.0, 5.0])
@@ -107,8 +119,13 @@ def test_a_ratio_to_nothing_decides_nothing() -> None:
 
 
 @given(st.floats(1, 1e5), st.floats(1, 1e5), st.floats(0, 0.5), st.floats(0, 0.5), st.floats(0, 0.3))
-def test_more_noise_never_makes_a_ratio_surer(a: float, b: float, spread_a: float, spread_b: float, noise: float) -> None:
-    top, bottom = Interval(a, a * (1 - spread_a), a * (1 + spread_a)), Interval(b, b * (1 - spread_b), b * (1 + spread_b))
+def test_more_noise_never_makes_a_ratio_surer(
+    a: float, b: float, spread_a: float, spread_b: float, noise: float
+) -> None:
+    top, bottom = (
+        Interval(a, a * (1 - spread_a), a * (1 + spread_a)),
+        Interval(b, b * (1 - spread_b), b * (1 + spread_b)),
+    )
     narrow, wide = ratio_interval(top, bottom, noise), ratio_interval(top, bottom, noise + 0.01)
     assert wide.low <= narrow.low <= narrow.mean <= narrow.high <= wide.high
     assert narrow.low >= 0

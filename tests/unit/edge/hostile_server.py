@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 LIFE_S = 60
 
@@ -23,7 +24,7 @@ def main() -> None:
     MODES[mode](count)
 
 
-def detached(work, *args) -> None:
+def detached(work: Callable[..., None], *args: int) -> None:
     """Run work in a process that is no child and of no session of ours: double fork and setsid."""
     pid = os.fork()
     if pid:

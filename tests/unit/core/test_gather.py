@@ -1,0 +1,179 @@
+"""The evidence of a level: one source of windows, never two, and nothing of the warm-up."""
+
+from typing import Any
+
+import pytest
+from unit.core.building import figures, level
+
+from autotuner.bench.measurement import Progress
+from autotuner.core.gather import Gather, LevelPlan, baseline_steps
+from autotuner.core.speculation import SpeculationAtLevel
+from autotuner.engines.base import Counters, Note, Prefill, Speculation, Window
+
+
+def plan(**more: Any) -> LevelPlan:
+    table: dict[str, Any] = {
+        "concurrency": 8,
+        "decides": True,
+        "cap": None,
+        "speculation": Speculation("EAGLE3", 3),
+        "baseline_steps_s": {8.0: 0.02},
+        "best": figures(8, 400.0),
+        "launch_noise": 0.03,
+    }
+    return LevelPlan(**{**table, **more})
+
+
+def progress(at_s: float, phase: Any = "steady", events: int = 10, per_event: float = 1.0) -> Progress:
+    return Progress(at_s=at_s, phase=phase, events=events, in_flight=8, done=3, failed=0, tokens_per_event=per_event)
+
+
+def line(**more: Any) -> Window:
+    return Window(**{"source": "log", "running": 8.0, "queued": 0.0, "gen_tok_s": 100.0, "accept_len": 2.0, **more})
+
+
+def steady(**more: Any) -> Gather:
+    gather = Gather(plan(**more))
+    gather.add_progress(progress(1.0, "warm-up"))
+    gather.add_progress(progress(2.0))
+    return gather
+
+
+def counters(drafts: float = 0, accepted: float = 0, drafted: float | None = None) -> Counters:
+    return Counters(running=8.0, queued=0.0, drafts=drafts, accepted=accepted, drafted=drafted or 3 * drafts)
+
+
+def test_windows_of_the_warm_up_do_not_count() -> None:
+    gather = Gather(plan())
+    gather.add_progress(progress(1.0, "warm-up"))
+    gather.add_log((line(),))
+    gather.add_scrape(1.0, counters())
+    gather.add_scrape(2.0, counters(10, 10))
+    assert gather.windows == ()
+    gather.add_progress(progress(2.0))
+    gather.add_log((line(),))
+    assert len(gather.windows) == 1
+
+
+def test_time_and_answers_count_from_the_end_of_the_warm_up() -> None:
+    gather = Gather(plan())
+    assert (gather.steady_s, gather.answered) == (0.0, 0)
+    for at_s, phase, done in ((1.0, "warm-up", 2), (2.0, "warm-up", 8), (3.0, "steady", 9), (7.5, "steady", 20)):
+        if phase == "steady" and at_s == 3.0:
+            assert (gather.steady_s, gather.answered) == (0.0, 0)
+        gather.add_progress(progress(at_s, phase).model_copy(update={"done": done}))
+    assert (gather.steady_s, gather.answered) == (5.5, 12)
+
+
+def test_without_a_warm_up_time_counts_from_the_first_line() -> None:
+    gather = Gather(plan())
+    gather.add_progress(progress(0.5))
+    gather.add_progress(progress(4.5))
+    assert gather.steady_s == 4.0
+
+
+def test_a_prefill_taints_the_window_it_falls_into_and_only_that() -> None:
+    gather = steady()
+    gather.add_log((line(), Prefill(), line(), line()))
+    assert [w.prefill for w in gather.windows] == [False, True, False]
+
+
+def test_a_prefill_taints_the_next_window_even_if_it_comes_in_a_later_read() -> None:
+    gather = steady()
+    gather.add_log((Prefill(), Note("warning", "x")))
+    gather.add_log((line(),))
+    assert [w.prefill for w in gather.windows] == [True]
+
+
+def test_a_prefill_of_one_rank_taints_no_window_of_another() -> None:
+    gather = steady()
+    gather.add_log((Prefill(rank="DP0"), line(rank="DP1"), line(rank="DP0")))
+    assert [w.prefill for w in gather.windows] == [False, True]
+
+
+def test_two_scrapes_bound_a_window_with_the_rate_that_the_client_saw() -> None:
+    gather = steady()
+    gather.add_scrape(2.0, counters(100, 100))
+    gather.add_progress(progress(3.0, events=30, per_event=2.0))
+    gather.add_progress(progress(4.0, events=10, per_event=2.0))
+    gather.add_scrape(4.0, counters(140, 160))
+    (window,) = gather.windows
+    assert (window.drafts, window.accepted, window.accept_len) == (40, 60, 2.5)
+    assert window.gen_tok_s == pytest.approx((30 + 10) * 2.0 / 2.0)
+    assert window.seconds == 2.0
+
+
+def test_counted_steps_win_over_printed_ones_and_never_are_both_counted() -> None:
+    gather = steady()
+    gather.add_log((line(), line(), line()))
+    assert len(gather.windows) == 3
+    gather.add_scrape(2.0, counters(0, 0))
+    gather.add_scrape(4.0, counters(40, 40))
+    assert [w.source for w in gather.windows] == ["metrics"]
+
+
+def test_metrics_without_counted_steps_do_not_hide_the_log() -> None:
+    gather = steady()
+    gather.add_log((line(),))
+    gather.add_scrape(2.0, Counters(running=8.0))
+    gather.add_scrape(4.0, Counters(running=8.0))
+    assert [w.source for w in gather.windows] == ["log"]
+
+
+def test_counters_that_went_backwards_say_nothing() -> None:
+    gather = steady()
+    gather.add_scrape(2.0, counters(100, 100))
+    gather.add_scrape(4.0, counters(5, 5))
+    (window,) = gather.windows
+    assert (window.drafts, window.accept_len) == (None, None)
+
+
+def test_what_the_rules_see_is_the_interim_until_the_level_is_over() -> None:
+    gather = steady()
+    gather.add_log((line(),) * 4)
+    so_far = gather.so_far()
+    assert so_far.figures.output_tok_s == pytest.approx(10.0)
+    assert not so_far.over
+    assert so_far.speculation is not None
+    assert so_far.speculation.needed == pytest.approx(8 * 2.0 / 100.0 / 0.02)
+    final = gather.so_far(figures(8, 123.0))
+    assert (final.figures.output_tok_s, final.over) == (123.0, True)
+
+
+def test_the_acceptance_rate_is_that_of_all_drafted_tokens() -> None:
+    gather = steady()
+    gather.add_scrape(2.0, counters(0, 0, 0))
+    gather.add_scrape(4.0, counters(10, 10, 30))
+    gather.add_scrape(6.0, counters(20, 40, 60))
+    assert gather.so_far().accept_ratio == pytest.approx(40 / 60)
+    assert steady().so_far().accept_ratio is None
+
+
+def test_a_plain_candidate_has_no_speculation_but_its_running_requests() -> None:
+    gather = steady(speculation=None)
+    gather.add_log((line(accept_len=None),) * 3)
+    assert gather.so_far().speculation is None
+    result = gather.result(figures(8, 100.0))
+    assert (result.running, result.decode_tok_s, result.speculation) == (8.0, 100.0, None)
+    assert result.step_s == pytest.approx(0.08)
+
+
+def test_a_level_without_any_telemetry_is_still_a_result() -> None:
+    result = Gather(plan()).result(figures(8, 100.0))
+    assert (result.running, result.decode_tok_s) == (None, None)
+    assert result.speculation is not None
+    assert result.speculation.windows == 0
+
+
+def test_plain_steps_come_from_what_really_ran() -> None:
+    measured = {1: level(1, 50.0, running=1.0), 128: level(128, 2000.0, running=100.0)}
+    assert baseline_steps(measured) == {1.0: pytest.approx(0.02), 100.0: pytest.approx(0.05)}
+
+
+def test_without_telemetry_of_the_best_known_its_levels_are_taken_at_their_word() -> None:
+    assert baseline_steps({128: level(128, 2370.0)}) == {128.0: pytest.approx(0.054, abs=1e-4)}
+
+
+def test_a_best_known_that_speculates_or_was_void_gives_no_plain_steps() -> None:
+    spec = level(8, 100.0, running=8.0, speculation=SpeculationAtLevel(running=8.0))
+    assert baseline_steps({8: spec, 1: level(1, 50.0, void="the client was the limit"), 2: level(2, 0.0)}) == {}
