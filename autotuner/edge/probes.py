@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
+from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from autotuner.core.redact import one_line
 from autotuner.engines.base import Endpoints, Place
@@ -26,6 +27,10 @@ _NONSENSE = (ValueError, KeyError, IndexError, TypeError, AttributeError, Recurs
 
 class _NoAnswerError(Exception):
     """The server did not answer in time, or not in HTTP, or without end."""
+
+
+class _LostConnectionError(_NoAnswerError):
+    """The connection broke before a single byte of the answer."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,8 @@ class Probe:
             return None
         return answer.text if answer.status == 200 else None
 
+    # A server closes an idle connection just as the next request goes out on it (llama.cpp does): asked again, it answers.
+    @retry(stop=stop_after_attempt(2), retry=retry_if_exception_type(_LostConnectionError), reraise=True)
     async def _ask(self, method: str, path: str, timeout_s: float, body: dict[str, Any] | None = None) -> _Answer:
         """Send one request and read its answer to the end, within one deadline for all of it: httpx's are per read."""
         received = bytearray()
@@ -127,7 +134,8 @@ class Probe:
             raise _NoAnswerError(f"no whole answer within {timeout_s:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             said = f"{type(error).__name__}: {one_line(str(error), 120)}".rstrip(": ")
-            raise _NoAnswerError(said) from None
+            lost = isinstance(error, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError) and not received
+            raise (_LostConnectionError if lost else _NoAnswerError)(said) from None
         return _Answer(answer.status_code, received.decode("utf-8", "replace"))
 
 

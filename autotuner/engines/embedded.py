@@ -59,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--threads-batch", "-tb", type=int, default=None, help="CPU threads for prompts; as --threads unless set"
     )
+    p.add_argument("--poll", type=int, default=0, help="0 … 100: how hard threads spin while they wait for work")
     p.add_argument("--batch-size", "-b", type=int, default=2048, help="logical batch size, in tokens")
     p.add_argument("--ubatch-size", "-ub", type=int, default=512, help="physical batch size, in tokens")
     p.add_argument("--spec-type", default="none", help="speculative decoding: " + ", ".join(SPEC_TYPES))
@@ -116,6 +117,8 @@ def _serve(options: argparse.Namespace, types: list[str]) -> Any:
     threads = options.threads if options.threads > 0 else os.cpu_count() or 1
     params.cpuparams.n_threads = threads
     params.cpuparams_batch.n_threads = options.threads_batch or threads
+    # llama-server's default of 50 spins; where anything else wants a core, spinning threads wait for each other for ever.
+    params.cpuparams.poll = params.cpuparams_batch.poll = options.poll
     params.endpoint_metrics = options.metrics
     params.endpoint_slots = options.slots
     params.warmup = not options.no_warmup
@@ -128,6 +131,7 @@ def _serve(options: argparse.Namespace, types: list[str]) -> Any:
     params.speculative.draft.n_min = options.spec_draft_n_min
     params.speculative.draft.cpuparams.n_threads = threads
     params.speculative.draft.cpuparams_batch.n_threads = options.threads_batch or threads
+    params.speculative.draft.cpuparams.poll = params.speculative.draft.cpuparams_batch.poll = options.poll
     if options.spec_draft_model:
         params.speculative.draft.mparams.path = _model_path(options.spec_draft_model)
     if options.spec_synth_len is not None:

@@ -274,6 +274,14 @@ def test_what_is_appended_after_the_last_entry_is_a_flaw() -> None:
         assert len(damaged(DATA + tail).entries) == 30
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b"entry=1 ", b"entry=01 "), (b"entry=1 ", "entry=\u0661 ".encode()), (b"## 0001", "## 000\u0661".encode())],
+)
+def test_a_number_written_otherwise_is_a_change(old: bytes, new: bytes) -> None:
+    damaged(DATA.replace(old, new, 1))
+
+
 def test_line_endings_of_another_system_are_a_change() -> None:
     damaged(DATA.replace(b"\n", b"\r\n"))
 

@@ -219,3 +219,28 @@ def test_a_probe_that_is_cancelled_lets_go() -> None:
                     await probe.generate(None)
 
     asyncio.run(work())
+
+
+def test_a_connection_that_the_server_closed_while_idle_is_asked_again_and_only_once() -> None:
+    asked = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.append(1)
+        if len(asked) > drops:
+            writer.write(answer("m 1"))
+        writer.close()
+
+    async def scraped() -> str | None:
+        listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with listening:
+            port = listening.sockets[0].getsockname()[1]
+            async with Probe(Place("127.0.0.1", port), ENDPOINTS) as probe:
+                return await probe.scrape()
+
+    drops = 1
+    assert asyncio.run(scraped()) == "m 1"
+    asked.clear()
+    drops = 9
+    assert asyncio.run(scraped()) is None
+    assert len(asked) == 2
