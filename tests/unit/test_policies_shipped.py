@@ -84,7 +84,8 @@ CASES: dict[str, tuple[Facts, list[dict[str, Any]]]] = {
         SPEC,
         [
             {"spec.accept_len_high": 2.92},  # within the 3 % left for noise
-            {"spec.verify_steps": 199.0},
+            {"spec.verify_steps": 199.0, "spec.accept_len_high": 2.5},  # 200 where less than a fifth is missing
+            {"spec.verify_steps": 99.0},  # and 100 where more is
             {"spec.windows": 2.0},
             BROKEN,  # has its own rule and advice
             {"spec.on": False},
@@ -92,7 +93,7 @@ CASES: dict[str, tuple[Facts, list[dict[str, Any]]]] = {
     ),
     "hopeless-at-this-level": (
         {**SPEC, "spec.needed": 4.5, "spec.accept_len_high": 4.6},
-        [{"spec.needed": 4.4}, {"spec.verify_steps": 199.0}, BROKEN],
+        [{"spec.needed": 4.4}, {"spec.verify_steps": 99.0}, {"spec.windows": 2.0}, BROKEN],
     ),
     "too-few-verify-steps": (
         {**SPEC, "spec.verify_steps": 199.0},
