@@ -107,6 +107,7 @@ async def verify(ctx: SlotContext, action: decide.Verify) -> None:
         "hang", "its process lives but it generates no tokens", "read its log: autotuner show --log", tail[-6:]
     )
     seen = await ctx.host.stop(row.id, ctx.slot.stop_grace_s)
+    _must_be_stopped(seen, row)
     outcome.launch_ended(ctx, row, seen, diagnosis, asked=False)
     ctx.store.add_entry(
         ended_entry(ctx.name, row.name, diagnosis, seen.exit_code, "the best-known server is restored"),
@@ -126,8 +127,7 @@ async def stop(ctx: SlotContext, action: decide.Stop) -> None:
 async def stop_and_prove(ctx: SlotContext, row: LaunchRow) -> ServerSeen:
     """Stop a launch and wait until nothing of it is left; then record its end as asked for."""
     seen = await ctx.host.stop(row.id, ctx.slot.stop_grace_s)
-    if seen.alive:
-        raise HostError(f"the server of {row.name} could not be stopped: processes of launch {row.id} still live")
+    _must_be_stopped(seen, row)
     await _wait_for_port(ctx)
     await _wait_for_gpus(ctx, row)
     outcome.launch_ended(ctx, row, seen, Diagnosis("asked-to-stop", "stopped by autotuner"), asked=True)
@@ -237,8 +237,7 @@ async def _start_given_up(following: _Following, fired: Fired) -> None:
     seen = await ctx.host.stop(row.id, ctx.slot.stop_grace_s)
     lines = await following.log.rest()
     diagnosis = Diagnosis("hang", fired.sentence, fired.advice, lines[-6:])
-    if seen.alive:
-        raise HostError(f"the server of {row.name} could not be stopped: processes of launch {row.id} still live")
+    _must_be_stopped(seen, row)
     _did_not_start(following, seen, diagnosis, fired)
 
 
@@ -255,6 +254,11 @@ def _did_not_start(following: _Following, seen: ServerSeen, diagnosis: Diagnosis
                 ),
                 clock.utc_label(),
             )
+
+
+def _must_be_stopped(seen: ServerSeen, row: LaunchRow) -> None:
+    if seen.alive:
+        raise HostError(f"the server of {row.name} could not be stopped: processes of launch {row.id} still live")
 
 
 async def _drain(ctx: SlotContext, row: LaunchRow) -> None:

@@ -183,6 +183,7 @@ def trial_so_far(ctx: SlotContext, trial: Trial) -> TrialSoFar:
         results=ctx.store.results(trial.id),
         baseline=baseline_of(ctx, trial),
         ended=trial.ended,
+        has_best=bool(ctx.store.ladder(ctx.name)),
         is_baseline=trial.is_baseline,
         launch_noise=noise_of(ctx, trial.benchmark_hash),
     )

@@ -103,7 +103,9 @@ class SlotWorker:
         store, name = self.ctx.store, self.ctx.name
         slot = store.slot(name)
         trial, queued = store.trial_in_hand(name), store.queue(name)
-        since = clock.monotonic_s() - decide.RESTORE_WINDOW_S
+        # Starts that take long to fail must fit into the window three times, or the budget would never be spent.
+        window_s = max(decide.RESTORE_WINDOW_S, 4 * self.ctx.slot.start_timeout_s)
+        since = clock.monotonic_s() - window_s
         boot = clock.boot_id()
         ladder = tuple(
             IncumbentRecord(candidate, label, store.restore_failures(name, candidate, boot, since))

@@ -36,6 +36,7 @@ def restore_best(ctx: click.Context, wait: bool, timeout: float | None, then_res
         raise NotFound(f"slot {name} has no best-known server yet; enqueue a candidate first")
     with state.store.transaction():
         why = f"restore-best by {_who()}"
+        state.store.forgive_failures(name)
         state.store.update_slot(name, restore_wanted=why, restore_hold=int(not then_resume), degraded="", hands_off="")
     if state.daemon_pid is None:
         _restore_here(ctx, state, name, timeout)
@@ -89,6 +90,7 @@ def resume(ctx: click.Context, new_campaign: bool, slot: str | None) -> None:
         if new_campaign:
             columns["campaign_from"] = max((t.id for t in state.store.trials(name) if t.begun_at), default=0)
         with state.store.transaction():
+            state.store.forgive_failures(name)
             state.store.update_slot(name, **columns)
         was = row.degraded or row.hands_off or row.paused
         click.echo(f"slot {name}: goes on" + (f" (it was held: {was})" if was else ""))

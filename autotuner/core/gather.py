@@ -36,6 +36,7 @@ class Gather:
     metric_windows: list[Window] = field(default_factory=list)
     _scrape: tuple[float, Counters] | None = None
     _events_at_scrape: int = 0
+    _scrape_in_steady: bool = False
     _prefill_ranks: set[str] = field(default_factory=set)
 
     @property
@@ -77,12 +78,13 @@ class Gather:
     def add_scrape(self, at_s: float, counters: Counters) -> None:
         """Take in one scrape of the metrics; two of them bound a window."""
         events = sum(p.events for p in self.progress)
-        if self.steady and self._scrape is not None and at_s > self._scrape[0]:
+        if self.steady and self._scrape_in_steady and self._scrape is not None and at_s > self._scrape[0]:
             seconds = at_s - self._scrape[0]
             per_event = self.progress[-1].tokens_per_event
             rate = (events - self._events_at_scrape) * per_event / seconds
             self.metric_windows.append(window_between(self._scrape[1], counters, seconds, rate))
         self._scrape, self._events_at_scrape = (at_s, counters), events
+        self._scrape_in_steady = self.steady  # a window that began in the warm-up would mix both
 
     @property
     def windows(self) -> tuple[Window, ...]:

@@ -85,7 +85,8 @@ CREATE TABLE IF NOT EXISTS slots (
   restore_hold INTEGER NOT NULL DEFAULT 0,
   degraded TEXT NOT NULL DEFAULT '',
   blocked TEXT NOT NULL DEFAULT '',
-  campaign_from INTEGER NOT NULL DEFAULT 0
+  campaign_from INTEGER NOT NULL DEFAULT 0, -- trials up to this one cost an earlier campaign's budget
+  failures_from INTEGER NOT NULL DEFAULT 0  -- launches up to this rowid count no more against the restart budget
 );
 
 CREATE TABLE IF NOT EXISTS entries (

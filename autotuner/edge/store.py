@@ -91,6 +91,7 @@ class SlotRow:
     degraded: str = ""
     blocked: str = ""
     campaign_from: int = 0
+    failures_from: int = 0
 
 
 class Store:
@@ -276,10 +277,16 @@ class Store:
         """Count the launches of a best-known that ended without being asked to, since then in this boot."""
         row = self.db.one(
             "SELECT COUNT(*) FROM launches WHERE slot = ? AND candidate_id = ? AND purpose = 'restore' AND state = 'ended'"
-            " AND end_asked = 0 AND boot_id = ? AND mono_s >= ?",
-            *(slot, candidate_id, boot_id, since_mono_s),
+            " AND end_asked = 0 AND boot_id = ? AND mono_s >= ?"
+            " AND rowid > (SELECT COALESCE(MAX(failures_from), 0) FROM slots WHERE name = ?)",
+            *(slot, candidate_id, boot_id, since_mono_s, slot),
         )
         return int(row[0]) if row else 0
+
+    def forgive_failures(self, slot: str) -> None:
+        """Begin the restart budget anew: a person has looked, and asks for another try."""
+        row = self.db.one("SELECT COALESCE(MAX(rowid), 0) FROM launches")
+        self.update_slot(slot, failures_from=int(row[0]) if row else 0)
 
     def usual_ready_s(self, candidate: Candidate) -> float | None:
         """Return the median time from launch to generating tokens: of this candidate, else of its model and engine."""

