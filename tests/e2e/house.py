@@ -33,8 +33,8 @@ class House:
         self.settings: dict[str, str] = {}
         self.slot: dict[str, str] = {}
         self.benchmark = {
-            "levels": "[1, 4]",
-            "seconds": "1.5",
+            "levels": "[4]",
+            "seconds": "1.0",
             "window_s": "0.3",
             "output_tokens": "16",
             "prompt_tokens": "16",

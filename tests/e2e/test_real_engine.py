@@ -10,7 +10,7 @@ HAS_ENGINE = importlib.util.find_spec("xllamacpp") and importlib.util.find_spec(
 pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.e2e,
-    pytest.mark.skipif(not HAS_ENGINE, reason="the demo's engine is not installed: pip install 'autotunerd[demo]'"),
+    pytest.mark.skipif(not HAS_ENGINE, reason="the demo's engine is not installed: make install"),
 ]
 COMMON = {"threads": 2, "parallel": 4, "ctx-size": 2048}
 SELF_DRAFT = {"spec-type": "draft-simple", "spec-draft-model": "demo", "spec-draft-n-max": 3}

@@ -33,7 +33,7 @@ def test_killed_during_a_launch_the_daemon_comes_back_to_the_best_known(house: H
 
 
 def test_killed_during_a_level_the_daemon_comes_back_to_the_best_known(house: House) -> None:
-    house.benchmark["seconds"] = "6"
+    house.benchmark["seconds"] = "4"
     with_best_known(house)
     house.cli("enqueue", house.candidate("b", tok_s=150))
     house.wait_measuring("b")
@@ -72,7 +72,7 @@ def test_killed_three_times_in_a_row_it_still_comes_back(house: House) -> None:
 
 
 def test_a_trial_that_ends_the_daemon_again_and_again_is_given_up(house: House) -> None:
-    house.benchmark["seconds"] = "5"
+    house.benchmark["seconds"] = "4"
     with_best_known(house)
     house.cli("enqueue", house.candidate("cursed", tok_s=150))
     for _ in range(3):
@@ -95,7 +95,7 @@ def test_sigterm_ends_the_daemon_in_seconds_and_leaves_the_server_to_be_adopted(
 
 
 def test_a_server_killed_during_a_level_gets_an_entry_and_the_best_known_is_back(house: House) -> None:
-    house.benchmark["seconds"] = "8"
+    house.benchmark["seconds"] = "4"
     with_best_known(house)
     house.cli("enqueue", house.candidate("b", tok_s=150))
     house.wait_measuring("b")
@@ -162,7 +162,7 @@ def test_sighup_takes_good_settings_and_keeps_the_old_ones_for_a_broken_file(hou
     house.daemons[-1].send_signal(signal.SIGHUP)
     house.wait(lambda: "settings kept" in house.titles())
     assert "objektive" in house.read(lambda s: s.entries_after(0))[-1].text
-    house.settings_file.write_text(good + "\n[objective]\nlevel = 1\n")
+    house.settings_file.write_text(good + "\n[objective]\nmin_gain_ratio = 0.1\n")
     house.daemons[-1].send_signal(signal.SIGHUP)
     house.wait(lambda: "settings taken over" in (house.folder / "daemon.log").read_text())
     assert house.daemons[-1].poll() is None
@@ -170,7 +170,7 @@ def test_sighup_takes_good_settings_and_keeps_the_old_ones_for_a_broken_file(hou
 
 
 def test_restore_best_interrupts_a_trial_holds_the_queue_and_resume_goes_on(house: House) -> None:
-    house.benchmark["seconds"] = "6"
+    house.benchmark["seconds"] = "4"
     with_best_known(house)
     house.cli("enqueue", house.candidate("b", tok_s=150))
     house.wait_measuring("b")
@@ -237,7 +237,7 @@ def test_a_full_disk_ends_nothing_and_the_queue_goes_on_once_there_is_room(house
     mount = house.folder / "small"
     mount.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(mount)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(mount)], capture_output=True, check=False
     )
     if mounted.returncode:
         pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
