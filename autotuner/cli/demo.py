@@ -18,6 +18,7 @@ from autotuner.cli.status import trials_table
 from autotuner.core.report import duration
 from autotuner.core.state import LaunchState, TrialState
 from autotuner.edge import clock
+from autotuner.edge.files import lock_holder
 from autotuner.edge.host_local import LocalHost
 from autotuner.edge.journal import journal_files
 from autotuner.edge.probes import Probe
@@ -30,6 +31,7 @@ from autotuner.shipped import folder
 
 SLOT = "demo"
 LIMIT_S = 900.0
+DAEMON_WAIT_S = 15.0
 NO_PREFLIGHT = "6-wrong-flag.toml"  # enqueue would refuse it; the demo lets the engine say so itself
 CUT_BYTES = 1 << 20
 
@@ -131,13 +133,19 @@ def _free_port(wanted: int) -> int:
 def _start_daemon(where: Path, settings: Path) -> subprocess.Popen[bytes]:
     click.echo(f"folder   {where}")
     with (where / "daemon.log").open("wb") as log:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "autotuner", "-s", str(settings), "daemon", "--log-format", "json"],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
+    until = clock.monotonic_s() + DAEMON_WAIT_S
+    while lock_holder(load_settings(settings).lock_file) is None and process.poll() is None:
+        if clock.monotonic_s() > until:
+            break
+        clock.pause(0.05)
+    return process
 
 
 def _enqueue(where: Path, settings: Path) -> None:
