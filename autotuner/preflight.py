@@ -8,8 +8,28 @@ from autotuner.edge.host import Host
 from autotuner.engines import engine_for
 from autotuner.engines.base import flags_in_help
 from autotuner.errors import HostError
+from autotuner.settings import Slot
 
+PARALLEL_FLAGS = (("tp-size", "tp", "tensor-parallel-size"), ("pp-size", "pp", "pipeline-parallel-size"))
 HELP_TIMEOUT_S = 180.0  # importing an engine takes half a minute on a cold disk
+
+
+def slot_problems(candidate: Candidate, slot: Slot) -> tuple[str, ...]:
+    """Given a candidate and the slot it is for, return where it asks for GPUs that are not the slot's."""
+    problems = []
+    visible = candidate.launch.env.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and slot.gpus:
+        own = ",".join(map(str, slot.gpus))
+        problems.append(
+            f"env.CUDA_VISIBLE_DEVICES = {visible!r} is not the candidate's to choose: the slot's GPUs are {own}"
+        )
+    ranks = 1
+    for names in PARALLEL_FLAGS:
+        asked = candidate.arg(*names)
+        ranks *= asked if isinstance(asked, int) and not isinstance(asked, bool) and asked > 0 else 1
+    if slot.gpus and ranks > len(slot.gpus):
+        problems.append(f"it asks for {ranks} GPUs (tensor times pipeline parallel), the slot has {len(slot.gpus)}")
+    return tuple(problems)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 import asyncio
 import glob
+import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from autotuner.cli.common import (
     State,
     describe_slot,
     json_option,
+    live_line,
     open_state,
     print_json,
     slot_option,
@@ -24,7 +26,7 @@ from autotuner.edge import clock
 from autotuner.edge.host_local import LocalHost
 from autotuner.errors import AutotunerError, InvalidInput, NotFound, Refused
 from autotuner.outcome import planned_s
-from autotuner.preflight import Preflight
+from autotuner.preflight import Preflight, slot_problems
 from autotuner.settings import read_source
 
 INVALID, REFUSED = InvalidInput.exit_code, Refused.exit_code
@@ -204,13 +206,19 @@ def _slot_for(state: State, candidate: Candidate, wanted: str | None) -> str:
 
 
 async def _preflight(state: State, items: list[tuple[_Item, Candidate | None, str]]) -> None:
+    """Check what would run against what is installed; importing an engine for its flags can take half a minute."""
     preflight = Preflight(LocalHost(state.settings.launches))
-    for item, candidate, _ in items:
-        if candidate is None or item.status:
-            continue
-        problems = await preflight.problems(candidate)
-        if problems:
-            item.status, item.problems = "refused", list(problems)
+    with live_line(quiet=not sys.stderr.isatty()) as show:
+        for number, (item, candidate, _) in enumerate(items, 1):
+            if candidate is None or item.status:
+                continue
+            show(f"checking {number} of {len(items)}: {item.name} against the flags of its program")
+            problems = (
+                *slot_problems(candidate, state.settings.slots[item.slot]),
+                *await preflight.problems(candidate),
+            )
+            if problems:
+                item.status, item.problems = "refused", list(problems)
 
 
 def _put(

@@ -8,7 +8,8 @@ import pytest
 from autotuner.core.candidate import Candidate, Launch
 from autotuner.edge.host import Ran
 from autotuner.errors import HostError
-from autotuner.preflight import Preflight
+from autotuner.preflight import Preflight, slot_problems
+from autotuner.settings import Slot
 
 HELP = "usage: server\n  --ctx-size N, -c N   context\n  --flash-attn [on|off]\n  --port PORT\n  --model FILE\n"
 
@@ -60,3 +61,21 @@ def test_a_bad_moment_is_a_problem_now_and_forgotten_then(bad: Ran | HostError) 
     found = problems(preflight)
     assert any(said in found for said in ("it did not end", "ImportError: libcuda", "no output"))
     assert problems(preflight) == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "says"),
+    [
+        ({"tp-size": 8}, {}, "asks for 8 GPUs"),
+        ({"tensor_parallel_size": 2, "pp": 2}, {}, "asks for 4 GPUs"),
+        ({}, {"CUDA_VISIBLE_DEVICES": "4,5"}, "the slot's GPUs are 0,1"),
+        ({"tp-size": 2}, {}, ""),
+        ({}, {}, ""),
+    ],
+)
+def test_gpus_that_are_not_the_slots_are_refused(args: dict[str, int], env: dict[str, str], says: str) -> None:
+    candidate = Candidate(name="x", engine="sglang", launch=Launch(model="/m", args=args, env=env))
+    found = slot_problems(candidate, Slot(port=8000, gpus=(0, 1)))
+    assert says in "; ".join(found)
+    assert bool(found) == bool(says)
+    assert not slot_problems(candidate, Slot(port=8000)), "a slot that names no GPUs says nothing about them"
