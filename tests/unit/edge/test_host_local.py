@@ -533,7 +533,9 @@ def test_a_server_ignores_and_blocks_no_signal(bench: Any) -> None:
         await bench.ended(spec)
         log = (await bench.host.read_log(spec.launch_id, 0)).decode()
         masks = {line.split()[0]: line.split()[1] for line in log.splitlines() if line.startswith("Sig")}
-        assert {masks["SigBlk:"], masks["SigIgn:"], masks["SigCgt:"]} == {"0" * 16}
+        # Signals 32 and 33 belong to the C library: what it inherited of them no program can change.
+        ours = [int(masks[name], 16) & ~(0b11 << 31) for name in ("SigBlk:", "SigIgn:", "SigCgt:")]
+        assert ours == [0, 0, 0]
 
     asyncio.run(work())
 
