@@ -328,14 +328,9 @@ def _restore(recorded: Recorded, observed: Observed) -> Decision | None:
 def _rung(recorded: Recorded, observed: Observed) -> IncumbentRecord | None:
     """The best-known to serve: the newest whose budget is not spent; None if every one's is.
 
-    An older one that was restored in its place stays as long as it lives, unless somebody asks: to stop a server that
-    works for one that failed three times, whenever those failures are some minutes old, would be flapping. What lives
-    costs no launch, whatever its budget.
+    What lives costs no launch, whatever its budget.
     """
     living = _living(recorded, observed)
-    stands_in = {launch.candidate_id for launch in living if launch.purpose is Purpose.RESTORE}
-    if not recorded.restore_wanted and stands_in:
-        return next((rung for rung in recorded.ladder if rung.candidate_id in stands_in), None) or recorded.ladder[0]
     lives = {launch.candidate_id for launch in living}
     rungs = (r for r in recorded.ladder if r.failures < RESTORE_FAILURES_MAX or r.candidate_id in lives)
     return next(rungs, None)
