@@ -207,6 +207,7 @@ async def _serves(ctx: SlotContext, probe: Probe, launch_id: str) -> bool:
     generated = await probe.generate(await probe.model())
     if not generated.ok:
         return False
+    ctx.generated[launch_id] = generated.tokens  # the entry of a restore says what was really seen
     holder = await ctx.host.port_holder(ctx.slot.port)
     return holder is not None and holder.launch_id == launch_id
 

@@ -84,6 +84,7 @@ class SlotContext:
     host: Host
     verified: set[str] = field(default_factory=set)
     living: frozenset[str] = frozenset()
+    generated: dict[str, int] = field(default_factory=dict)
     starting: set[str] = field(default_factory=set)
     live: Live = field(default_factory=Live)
     logs: dict[str, LogReader] = field(default_factory=dict)

@@ -29,6 +29,7 @@ def launch_ended(ctx: SlotContext, row: LaunchRow, seen: ServerSeen, diagnosis: 
     """Record the end of a launch."""
     ctx.verified.discard(row.id)
     ctx.logs.pop(row.id, None)
+    ctx.generated.pop(row.id, None)
     ctx.store.move_launch(
         row.id,
         LaunchState.ENDED,
@@ -43,7 +44,7 @@ def restored(ctx: SlotContext, row: LaunchRow, ready_s: float | None) -> None:
     """Write the entry of a best-known that serves again, and forget what was wrong before."""
     slot = ctx.store.slot(ctx.name)
     why = slot.restore_wanted or "nothing else was to run"
-    draft = report.restored_entry(ctx.name, row.name, why, ready_s, 8, ctx.slot.place.url)
+    draft = report.restored_entry(ctx.name, row.name, why, ready_s, ctx.generated.get(row.id, 0), ctx.slot.place.url)
     ctx.store.add_entry(draft, clock.utc_label())
     ctx.store.update_slot(ctx.name, degraded="")
     ctx.announced = row.id

@@ -113,6 +113,8 @@ def test_a_best_known_that_dies_is_restored_with_an_entry(house: House) -> None:
     house.wait(lambda: "restored base" in house.titles())
     house.wait_serving("base")
     assert "server ended base" in house.titles()
+    entry = next(e for e in house.read(lambda s: s.entries_after(0)) if e.title == "restored base")
+    assert "- Verified: generated 8 tokens at http://127.0.0.1:" in entry.text
 
 
 def test_a_best_known_that_keeps_dying_degrades_the_slot_and_restore_best_mends_it(house: House) -> None:
