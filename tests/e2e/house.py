@@ -29,6 +29,7 @@ class House:
         self.folder = folder
         self.port = free_port()
         self.state = folder / "state"
+        self.measured: set[str] = set()
         self.daemons: list[subprocess.Popen[bytes]] = []
         self.settings: dict[str, str] = {}
         self.slot: dict[str, str] = {}
@@ -142,12 +143,20 @@ class House:
         self.wait(settled, timeout_s, "the queue to be worked off")
 
     def wait_measuring(self, name: str) -> None:
-        """Wait until a level of this candidate's trial runs."""
+        """Wait until a level of this candidate's trial runs, on a launch that no earlier call has waited for.
+
+        What a killed daemon left in its status file still says "measuring": only a new launch proves a new level.
+        """
 
         def measuring() -> bool:
             s = self.status()
             mine = [r for r in self.launches() if r.name == name and r.state is LaunchState.SERVING]
-            return bool(mine) and str(s["live"].get("stage", "")).startswith("measuring") and s["trial"]["name"] == name
+            fresh = {r.id for r in mine} - self.measured
+            runs = str(s["live"].get("stage", "")).startswith("measuring") and s["trial"]["name"] == name
+            if not fresh or not runs:
+                return False
+            self.measured |= fresh
+            return True
 
         self.wait(measuring, 60, f"{name} to be measured")
 
