@@ -20,6 +20,7 @@ from autotuner.edge.host import LaunchSpec, ServerSeen
 from autotuner.edge.probes import Probe
 from autotuner.edge.store import LaunchRow
 from autotuner.engines.base import Diagnosis, ServerExit, Stage
+from autotuner.engines.diagnosis import own_stop
 from autotuner.errors import HostError
 
 START_POLL_S = 0.25
@@ -104,7 +105,7 @@ async def verify(ctx: SlotContext, action: decide.Verify) -> None:
             return
     tail = await ctx.log(row.id, ctx.engine(candidate)).rest()
     diagnosis = Diagnosis(
-        "hang", "its process lives but it generates no tokens", "read its log: autotuner show --log", tail[-6:]
+        "no-output", "its process lives but it generates no tokens", "read its log: autotuner show --log", tail[-6:]
     )
     seen = await ctx.host.stop(row.id, ctx.slot.stop_grace_s)
     _must_be_stopped(seen, row)
@@ -130,7 +131,7 @@ async def stop_and_prove(ctx: SlotContext, row: LaunchRow) -> ServerSeen:
     _must_be_stopped(seen, row)
     await _wait_for_port(ctx)
     await _wait_for_gpus(ctx, row)
-    outcome.launch_ended(ctx, row, seen, Diagnosis("asked-to-stop", "stopped by autotuner"), asked=True)
+    outcome.launch_ended(ctx, row, seen, own_stop(), asked=True)
     return seen
 
 
@@ -237,7 +238,7 @@ async def _start_given_up(following: _Following, fired: Fired) -> None:
     ctx, row = following.ctx, following.row
     seen = await ctx.host.stop(row.id, ctx.slot.stop_grace_s)
     lines = await following.log.rest()
-    diagnosis = Diagnosis("hang", fired.sentence, fired.advice, lines[-6:])
+    diagnosis = Diagnosis("silent-stage", fired.sentence, fired.advice, lines[-6:])
     _must_be_stopped(seen, row)
     _did_not_start(following, seen, diagnosis, fired)
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Literal, Protocol
 
 from autotuner.core.candidate import Candidate
+from autotuner.engines.vocabulary import Action
 
 
 class Stage(StrEnum):
@@ -162,29 +163,16 @@ class ServerExit:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why a server died or did not come up: a word of the closed list, one plain sentence, advice, and the lines."""
+    """Why a server died or did not come up: a word of the closed list, one plain sentence, advice, and the lines.
+
+    `action` is set only where it is not the cause's usual one (vocabulary.CAUSES).
+    """
 
     cause: str
     sentence: str
     advice: str = ""
     evidence: tuple[str, ...] = field(default=())
-
-
-# Words a diagnosis may use. `unknown` is an honest answer and asks a person to read the evidence.
-CAUSES = (
-    "wrong-flag",
-    "model-not-found",
-    "bad-weights",
-    "out-of-memory",
-    "port-taken",
-    "missing-dependency",
-    "draft-mismatch",
-    "killed",
-    "asked-to-stop",
-    "crash",
-    "hang",
-    "unknown",
-)
+    action: Action | None = None
 
 
 class Engine(Protocol):

@@ -246,12 +246,14 @@ def _rank(line: str) -> str:
 
 
 def _stage(line: str) -> tuple[StageSeen, ...]:
-    found = [next((seen for pattern, seen in _STAGES if pattern.search(line)), None)]
+    """A bar is drawn in front of whatever is glued to it, so what the line itself says comes last."""
+    found = []
     progress = bar(line)
     if progress is not None:
         stage = next((stage for pattern, stage in _BARS if pattern.search(progress.label)), None)
         ended = progress.done == progress.total
         found.append(StageSeen(stage, progress.done, progress.total, ended) if stage else None)
+    found.append(next((seen for pattern, seen in _STAGES if pattern.search(line)), None))
     return tuple(seen for seen in found if seen)
 
 
