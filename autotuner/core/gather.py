@@ -4,7 +4,7 @@ Three sources are joined: the client's progress, the server's log, and deltas of
 verify steps they are exact and win; otherwise the log's own decode lines do.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from autotuner.bench.measurement import Figures, Progress, interim_figures
 from autotuner.core.facts import LevelSoFar
@@ -73,7 +73,7 @@ class Gather:
                 tainted = fact.rank in self._prefill_ranks
                 self._prefill_ranks.discard(fact.rank)
                 if self.steady:
-                    self.log_windows.append(replace(fact, prefill=fact.prefill or tainted))
+                    self.log_windows.append(fact._replace(prefill=fact.prefill or tainted))
 
     def add_scrape(self, at_s: float, counters: Counters) -> None:
         """Take in one scrape of the metrics; two of them bound a window."""

@@ -6,7 +6,7 @@ one name and one unit here, whatever the engine calls it; accept length always i
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from autotuner.core.candidate import Candidate
 from autotuner.engines.vocabulary import Action
@@ -79,8 +79,7 @@ class StageSeen:
     ended: bool = False
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """One stretch of telemetry, normalised: requests in numbers, rates in tokens per second, None where unknown.
 
     `accept_len` is tokens per verify step with the bonus token; `drafts` is the number of verify steps (one request,
@@ -105,8 +104,7 @@ class Window:
     rank: str = ""
 
 
-@dataclass(frozen=True)
-class Prefill:
+class Prefill(NamedTuple):
     """A log line that says a prefill batch ran; the decode window it falls into is not in steady state."""
 
     tokens: int | None = None
