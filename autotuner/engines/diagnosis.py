@@ -45,7 +45,7 @@ COMMON = (
     signature(
         "host-oom",
         r"std::bad_alloc|Cannot allocate memory|DefaultCPUAllocator|oom-kill|Out of memory: Killed process"
-        r"|killed by the OOM|MemoryError",
+        r"|killed by the OOM|\bMemoryError\b",
         "the host ran out of memory",
         "load with fewer workers at once, keep less in host memory (offload, prompt cache), or use a smaller model",
     ),
@@ -95,6 +95,10 @@ _IN_CAPTURE = (
     "the GPU ran out of memory while capturing graphs",
     "LOWER the memory fraction, or the largest graph batch size; the KV pool had already taken its share",
 )
+_CAPTURE_FAILED = (
+    "the capture of graphs failed, and not for lack of memory",
+    "the first rank's traceback names the kernel: another backend, custom all-reduce off, or another build",
+)
 
 
 def own_stop() -> Diagnosis:
@@ -112,7 +116,10 @@ def choose(signatures: tuple[Signature, ...], exit_: ServerExit, lines: tuple[st
 
 def find(signatures: tuple[Signature, ...], lines: tuple[str, ...]) -> Diagnosis | None:
     """Given an engine's signatures and lines of a log, return the first cause in time that they name, or None."""
-    for group in ((*(s for s in signatures if not s.weak), *COMMON), tuple(s for s in signatures if s.weak)):
+    strong = (*(s for s in signatures if not s.weak), *COMMON)
+    weak = tuple(s for s in signatures if s.weak)
+    echoes = tuple(s for s in weak if s.cause == "unknown")  # they only say that something died
+    for group in (strong, tuple(s for s in weak if s not in echoes), echoes):
         for number, line in enumerate(lines):
             match = next((s for s in group if s.pattern.search(line)), None)
             if match:
@@ -141,6 +148,8 @@ def _diagnosis(match: Signature, lines: tuple[str, ...], number: int) -> Diagnos
     found = Diagnosis(match.cause, match.sentence, match.advice, evidence, match.action)
     if match.cause == "oom-in-load" and capturing(lines[: number + 1]):
         found = replace(found, cause="oom-in-capture", sentence=_IN_CAPTURE[0], advice=_IN_CAPTURE[1])
+    if match.cause == "unknown" and not match.weak and capturing(lines[: number + 1]):
+        found = replace(found, cause="capture-failed-other", sentence=_CAPTURE_FAILED[0], advice=_CAPTURE_FAILED[1])
     return found
 
 

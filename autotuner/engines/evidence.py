@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 
 from autotuner.engines.context import Arm, Context, LineKnown
-from autotuner.engines.figures import Figures, figures
+from autotuner.engines.figures import Figures, columns, figures, row
 from autotuner.engines.logtext import clean_line
 from autotuner.engines.vocabulary import CAUSES, Action, State
 
@@ -127,7 +127,7 @@ class Evidence:
     @property
     def arms(self) -> tuple[Arm, ...]:
         """Our own measurements: the rows given, the baseline table, and the servers that lines name."""
-        return (*self.context.arms, *self._baseline_arms(), *self._line_arms())
+        return (*self.context.arms, *self._baseline_arms(), *self._line_arms(), *self._window_arms())
 
     def gains(self) -> tuple[Gain, ...]:
         """Every speculative row with its speed over the plain row of the same load."""
@@ -173,6 +173,29 @@ class Evidence:
             found.append(Arm(speculation="none", concurrency=count, tok_s=point.tok_s, tpot_ms=point.tpot_ms))
         return tuple(found)
 
+    def _window_arms(self) -> tuple[Arm, ...]:
+        """The candidate's own figures, by what was running, to set against the baseline table."""
+        context = self.context
+        if not context.baseline or not context.speculates:
+            return ()
+        found = []
+        for line in self.lines:
+            running = line.get("running_reqs")
+            load = int(running) if running else context.concurrency
+            rate, tpot = line.get("gen_tok_s") or line.get("output_tok_s"), line.get("tpot_ms")
+            if line.known.after is None and line.known.server is None and (rate or tpot):
+                found.append(
+                    Arm(
+                        speculation=context.speculation,
+                        concurrency=load,
+                        tok_s=rate,
+                        tpot_ms=tpot if rate is None else None,
+                        accept_len_tokens=line.get("accept_len_tokens"),
+                        drafts_per_step=context.depth,
+                    )
+                )
+        return tuple(found)
+
     def _line_arms(self) -> tuple[Arm, ...]:
         """One row for each server that a line names with its speculation, from its best-filled lines."""
         rows: dict[tuple[str | None, str | None], list[Line]] = {}
@@ -199,13 +222,16 @@ class Evidence:
 def gather(engine: str, version: str, log: str, context: Context) -> Evidence:
     """Given a log as text, return the evidence: one Line for each non-blank line, in its last redraw."""
     lines: list[Line] = []
+    header: tuple[str, ...] = ()
     for raw in log.split("\n"):
         if not raw.strip():
             continue
         drawn = [part for part in raw.rstrip("\r").split("\r") if part.strip()]
         text = clean_line((drawn[-1] if drawn else raw).encode("utf-8", "surrogateescape"))
         number = len(lines) + 1
-        lines.append(Line(number, text, figures(text), context.known(number) or LineKnown(line=number)))
+        found = row(text, header) if header else figures(text)
+        header = columns(text) or header
+        lines.append(Line(number, text, found, context.known(number) or LineKnown(line=number)))
     return Evidence(engine, version, context, tuple(lines), "\n".join(line.text for line in lines))
 
 

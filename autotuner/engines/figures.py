@@ -91,6 +91,12 @@ _KEYS: dict[str, str] = {
     "spec_draft_token_num": "drafted_tokens",
     "spec_verify_ct": "verify_count",
     "draft_n": "drafted_tokens",
+    "cache_n": "cached_tokens",
+    "cached_tokens": "cached_tokens",
+    "prompt_n": "new_tokens",
+    "predicted_n": "output_tokens",
+    "predicted_per_second": "gen_tok_s",
+    "prompt_per_second": "input_tok_s",
     "draft_n_accepted": "accepted_tokens",
     "num_accepted_draft_tokens": "accepted_tokens",
     "num_draft_tokens": "drafted_tokens",
@@ -125,6 +131,12 @@ _KEYS: dict[str, str] = {
     "output_throughput": "output_tok_s",
     "total_token_throughput": "total_tok_s",
     "accept_length": "accept_len_tokens",
+    "Acceptance rate (%)": "accept_rate_pct",
+    "Drafts": "drafts_count",
+    "Draft tokens": "drafted_tokens",
+    "Accepted tokens": "accepted_tokens",
+    "Median ITL (ms)": "median_itl_ms",
+    "Maximum request concurrency": "concurrency_reqs",
     "Latency": "latency_s",
     "Successful requests": "completed_reqs",
     "completed": "completed_reqs",
@@ -159,6 +171,17 @@ _SERIES: dict[str, str] = {
     "max_total_num_tokens": "kv_tokens",
     "num_used_tokens": "used_tokens",
     "kv_cache_usage_perc": "kv_usage_ratio",
+}
+
+WORDS_MAX = 7  # of the longest key
+# Columns of a driver query, as its header names them; the first of two that mean the same counts.
+_COLUMNS: dict[str, str] = {
+    "index": "gpu_index",
+    "temperature.gpu": "temperature_c",
+    "clocks.current.sm": "clock_mhz",
+    "clocks.current.graphics": "clock_mhz",
+    "clocks.sm": "clock_mhz",
+    "clocks.gr": "clock_mhz",
 }
 
 _N = r"(-?[0-9][0-9,]{0,20}(?:\.[0-9]{1,20})?)"
@@ -210,6 +233,8 @@ _SAID = _said(
     "kv_gib",
     r"Available KV cache memory: ~ ?GiB",
     "kv_gib",
+    r"Using max model len ~",
+    "context_tokens",
     r"KV cache size: ~ tokens",
     "kv_tokens",
     r"Capture .{0,60}graph end\..*?(?:elapsed[=:]|Time elapsed:) ?~ ?s",
@@ -256,6 +281,12 @@ _SAID = _said(
     "ran_ms",
     r"after ~ seconds waiting for clients",
     "waited_s",
+    r"\bWaited ~ ?s",
+    "waited_s",
+    r"timed out after ~ ?ms",
+    "timeout_ms",
+    r"max_num_seqs \(~\) exceeds .{0,40}blocks \(~\)",
+    "requested_reqs mamba_slots_count",
     r"~/~ clients joined",
     "joined_count expected_count",
     r"[Ww]atchdog[_ ]timeout=?\(?(?:self\.watchdog_timeout=)?~",
@@ -273,13 +304,6 @@ _SAID = _said(
     r"total_num_cumulative_preemption=~",
     "preemptions_count",
 )
-_SAID_WORD = re.compile(
-    r"draft acceptance|draft tokens|eval time|dur\(b,g,a\)|tg = |[Mm]ax.running.requests|state slots|oad weight end"
-    r"|weights t|oading took|KV [Cc]ache|graph end|[Gg]raph captur|found in|for last|Tried to|allocating|total capacity"
-    r"|Free memory|GPU memory util|seq len|maximum model len|xit ?code|exited with|HTTP/1|Xid|Timeout\(ms|milliseconds"
-    r"|waiting for clients|clients joined|atchdog|vocab|torch\.Size|acceptance length|mean len|total tokens/s"
-    r"|cumulative_preemption"
-)
 _NUMBER = re.compile(r"\s*" + _N)
 _EQUALS = re.compile(r"(?:^|[\s,({\[])(#?[A-Za-z_][\w.#/ ]{0,40}?)\s*=\s*" + _N)
 _JSON_KEY = re.compile(r"""["']?\b([a-z_]\w+)["']?\s*:\s*""" + _N)
@@ -287,8 +311,6 @@ _SERIES_LINE = re.compile(r"^([a-z]+):([a-z_]+?)(_total)?(?:\{[^}]*\})?\s+" + _N
 _ELAPSED = re.compile(r"\[(?:(\d+):)?(\d+):(\d+)<")
 _ITEM = re.compile(r"[<,]\s*([\d.]+)(s/it|it/s)\]")
 _BAR = re.compile(r"(\d{1,3})%(?: Completed )?\s*\|(?:[^|]*\|)?\s*(\d{1,9})/(\d{1,9})\b")
-_QUERY = re.compile(r"^\s*(\d+), (\d+), (\d+) MHz\b")
-_EPOCH = re.compile(r"^\[?\d{4}-\d\d-\d\d ")
 
 
 def figures(line: str) -> Figures:
@@ -305,19 +327,33 @@ def figures(line: str) -> Figures:
         _from_equals(line, found)
     if "{" in line:
         _from_json(line, found)
-    if _SAID_WORD.search(line):
-        _from_prose(line, found)
-    if query := _QUERY.match(line):
-        found |= dict(zip(("gpu_index", "temperature_c", "clock_mhz"), map(int, query.groups()), strict=True))
+    _from_prose(line, found)
     if "Decode batch" in line or "accept len: " in line:
         found.setdefault("cuda_graph_flag", "unknown")
+    return found
+
+
+def columns(line: str) -> tuple[str, ...]:
+    """Given a line, return its columns if it is the header of a driver query, else nothing."""
+    names = tuple(name.strip().partition(" ")[0] for name in line.split(","))
+    return names if len(names) > 2 and any("." in name and name in _COLUMNS for name in names) else ()
+
+
+def row(line: str, header: tuple[str, ...]) -> Figures:
+    """Given a row of a driver query and its header's columns, return the figures in it."""
+    found: Figures = {}
+    values = [value.strip() for value in line.split(",")]
+    for column, value in zip(header, values, strict=False):
+        name = _COLUMNS.get(column)
+        if name is not None and (number := _NUMBER.match(value)):
+            found.setdefault(name, _value(number.group(1)))
     return found
 
 
 def _from_pairs(line: str, found: Figures) -> None:
     for piece in line.split(", "):
         key, colon, value = piece.rpartition(": ")
-        name = (_KEYS.get(key.strip()) or _name_by_ending(key)) if colon else None
+        name = _name(key.strip()) if colon else None
         if name is None:
             continue
         ratio, _, percent = name.partition("|")
@@ -328,27 +364,21 @@ def _from_pairs(line: str, found: Figures) -> None:
             found[put] = _value(number.group(1))
 
 
-def _name_by_ending(key: str) -> str | None:
-    """Keys that something stands in front of: a device's label, a line's head, a timestamp."""
+def _name(key: str) -> str | None:
+    """The name for a key as printed; a timestamp, a device's label or a line's own head may stand in front of it."""
+    if key in _KEYS:
+        return _KEYS[key]
     if key.endswith(" graph"):
         return "cuda_graph_flag"
-    if key.endswith("KV cache usage"):
-        return "kv_usage_pct"
-    _, colon, last = key.rpartition(": ")
-    if colon and last in _KEYS:
-        return _KEYS[last]
-    for mark in ("batch. ", "Retract requests. ", "allocated. ", "] "):
-        if mark in key:
-            return _KEYS.get(key.rpartition(mark)[2])
-    return None
+    words = key.split(" ")
+    longest = range(max(0, len(words) - WORDS_MAX), len(words))
+    return next((_KEYS[ending] for at in longest if (ending := " ".join(words[at:]).strip(" {[(")) in _KEYS), None)
 
 
 def _from_equals(line: str, found: Figures) -> None:
     for key, value in _EQUALS.findall(line):
-        name = _KEYS.get(key.strip())
-        if name is None:
-            name = _KEYS.get(key.strip().rpartition(" ")[2])
-        if name is not None and "|" not in name:
+        name = _name(key.strip())
+        if name is not None and "|" not in name and name != "cuda_graph_flag":
             found.setdefault(name, _value(value))
 
 

@@ -197,6 +197,7 @@ def _acceptance_window(match: re.Match[str]) -> Window:
     return Window(
         source="log",
         accept_len=mean_len,
+        certainty="derived",
         accept_rate=accepted / drafted if drafted else None,
         drafts=drafts,
         drafted=drafted,

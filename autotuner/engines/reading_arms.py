@@ -12,6 +12,7 @@ from autotuner.engines.vocabulary import Action, State
 
 SATURATED_GAIN = 0.10  # less than this much more output ...
 SATURATED_TTFT = 10.0  # ... for this many times the time to the first token is queueing
+UNEQUAL_RATIO = 1.2
 THROTTLED_PCT = 50.0
 AT_CAP_RATIO = 0.98
 IDENTITY_SLACK = 0.25
@@ -41,11 +42,18 @@ def _saturated(evidence: Evidence) -> Reading | None:
     )
     if len(rows) < 2:
         return None
-    first, last = rows[0], rows[-1]
-    gain = (last.speed or 0) / (first.speed or 1) - 1
-    if gain > SATURATED_GAIN or (last.ttft_ms or 0) < SATURATED_TTFT * (first.ttft_ms or 1):
+    queueing = [
+        (low, high)
+        for at, low in enumerate(rows)
+        for high in rows[at + 1 :]
+        if (high.speed or 0) <= (1 + SATURATED_GAIN) * (low.speed or 0)
+        and (high.ttft_ms or 0) >= SATURATED_TTFT * (low.ttft_ms or 1)
+    ]
+    if not queueing:
         return None
-    sentence = f"{gain:.0%} more output for {(last.ttft_ms or 0) / (first.ttft_ms or 1):.0f} times the TTFT: it queues"
+    first, last = queueing[0]
+    gain = (last.speed or 0) / (first.speed or 1) - 1
+    sentence = f"{gain:+.0%} output for {(last.ttft_ms or 0) / (first.ttft_ms or 1):.0f} times the TTFT: it queues"
     return reading(
         _state(evidence), "saturated", sentence, f"do not go above {first.concurrency} to {last.concurrency}"
     )
@@ -55,11 +63,8 @@ def _unequal(evidence: Evidence) -> Reading | None:
     """The same prompts at temperature 0 must give the same text: unequal lengths make unequal work."""
     arms = [arm for arm in evidence.context.arms if arm.output_tokens is not None]
     lengths = [arm.output_tokens or 0 for arm in arms]
-    ends = {arm.finish_reason for arm in arms if arm.finish_reason}
-    same = "output-text" not in evidence.context.same
-    if len(arms) < 2 or not same or max(lengths) < 1.2 * max(1, min(lengths)):
-        return None
-    if len(ends) < 2 and evidence.context.temperature != 0:
+    same = "prompts" in evidence.context.same or evidence.context.temperature == 0
+    if len(arms) < 2 or not same or max(lengths) < UNEQUAL_RATIO * max(1, min(lengths)):
         return None
     sentence = f"the outputs are of {min(lengths)} and {max(lengths)} tokens, so the work was not the same"
     return reading(
@@ -137,6 +142,10 @@ def _pays(evidence: Evidence) -> Reading | None:
             advice = "enable CUDA graphs and measure again: eager draft steps pay the launch cost once each"
             return reading(state, "graphs-off", "the speculative rows ran without CUDA graphs", advice)
         return reading(state, "step-cost", _cost(losses), "abandon it at these loads")
+    near = [g for g in gains if g not in wins]
+    if wins and near and _separates(lambda arm: arm.context_tokens, wins, near):
+        sentence = "what speculation gains falls to nothing at the longer contexts"
+        return reading(state, "long-context", sentence, "keep it to the contexts at which it wins")
     if wins:
         if _acceptance_misleads(gains):
             best = max(gains, key=lambda g: g.ratio)

@@ -55,6 +55,16 @@ def _chunks(evidence: Evidence) -> Reading | None:
 _CHUNKED = ("peak_output_tok_s", "output_tok_s", "itl_ms", "tpot_ms")
 
 
+def _same_stamp(evidence: Evidence) -> Reading | None:
+    """Half of the gaps are zero: the client reads several events at once, so it is behind."""
+    median = next((v for line in evidence.lines if (v := line.get("median_itl_ms")) is not None), None)
+    mean = next((v for line in evidence.lines if (v := line.get("itl_ms")) is not None), None)
+    if median is None or not mean or median > 0.01 * mean or evidence.speculates:
+        return None
+    sentence = "most events came with the same time stamp: the client reads them late"
+    return reading(_U, "client-bound", sentence, "use another client, or more processes")
+
+
 def _identical(evidence: Evidence) -> Reading | None:
     kinds = {line.known.prompts for line in evidence.lines if line.known.prompts}
     prompts = evidence.context.prompts
@@ -107,4 +117,14 @@ def _nothing_done(evidence: Evidence) -> Reading | None:
     )
 
 
-CLIENT = (_plain_run, _format, _server_disagrees, _chunks, _identical, _first_run, _few_prompts, _nothing_done)
+CLIENT = (
+    _plain_run,
+    _format,
+    _server_disagrees,
+    _same_stamp,
+    _chunks,
+    _identical,
+    _first_run,
+    _few_prompts,
+    _nothing_done,
+)

@@ -7,30 +7,31 @@ merit (slots, KV, graphs), then speculation, then the prefix cache.
 import re
 from itertools import pairwise
 
+from autotuner.engines import reading_speculation as speculation
 from autotuner.engines.evidence import Evidence, Line, Reading, reading
 from autotuner.engines.reading_arms import COMPARING
 from autotuner.engines.vocabulary import Action, State
 
-BROKEN_WITHIN = 0.005  # 1.00 as printed, two decimals
-VERIFY_STEPS_MIN = 100  # fewer say little: at one request a window of 40 steps has a standard error of 0.1 to 0.2
-STEPS_A_WINDOW = 40  # SGLang's default decode-log-interval
-MISMATCH_LEN = 1.1  # with many drafts and nearly nothing accepted, the drafter reads other features than it learnt
-MISMATCH_DRAFTED = 1000
-DRAFTED_MIN = 100
 COLLAPSE_RATIO = 4.0
 HIT_PCT_MAX = 1.0  # on prompts that are meant to be all different
 FULL_RATIO = 0.97
 SLOTS_RATIO = 0.8
+ALIKE_MIN = 2
+OFFERED_RATIO = 0.9
+CHANGED_RATIO = 1.2
 GAP_RATIO = 0.2  # the first line after idling holds a tiny share of what the next one shows
-CLASS_RATIO = 1.3  # accept lengths of two classes of prompts that differ by more are not one figure
 
 _S = State.SERVING
 _PLAIN_FALLBACK = re.compile(r"plain decode fallback|fall(?:ing|s)? back to plain decod")
 _RETRACT = re.compile(r"Retract requests|Decode out of memory")
 _PREEMPT = re.compile(r"is preempted by|[Pp]reempt\w* (?:because|due)")
-_ADAPTIVE = re.compile(r"Adaptive spec params updated")
-_INACTIVE_SLOTS = re.compile(r'"speculative"\s*:\s*false')
-_SLOWDOWN = re.compile(r"MHz,\s*(?:Active|Not Active)")
+_SLOWDOWN = re.compile(r"MHz(?=.*,\s*Active\b)")
+_JIT_IN_LEVEL = re.compile(
+    r"JIT compilation during inference|Loading JIT ops|JIT Pre-Compile session|Compiling a graph"
+)
+_NO_STATS = re.compile(r"disabling stats logging|stats logging (?:is )?disabled")
+_OURS = re.compile(r"sglang::|VLLM::|vllm|sglang|llama-server", re.IGNORECASE)
+_FRIGHTENING = re.compile(r"Traceback|\b\w*(?:Error|Exception)\b|\bERROR\b|\bfail(?:ed|ure)\b", re.IGNORECASE)
 _GRAPHS_OFF_ARGS = ("--disable-cuda-graph", "--disable-decode-cuda-graph", "--enforce-eager")
 _GRAPH_BATCH_ARGS = ("--cuda-graph-max-bs", "--cuda-graph-max-bs-decode")
 _NOISE = re.compile(
@@ -39,8 +40,35 @@ _NOISE = re.compile(
 )
 
 
+def _unlogged(evidence: Evidence) -> Reading | None:
+    line = next((line.text for line in evidence.lines if _NO_STATS.search(line.text)), None)
+    if line is None or evidence.decode:
+        return None
+    sentence, advice = "this server prints no figures in its log", "read /metrics and add its engines"
+    return reading(_S, "metric-scope", sentence, advice, evidence=(line,))
+
+
+def _neighbour(evidence: Evidence) -> Reading | None:
+    """The same load and acceptance, and another step time: something beside the candidate changed."""
+    context = evidence.context
+    foreign = [str(p) for p in context.gpu.processes or () if not _OURS.search(str(p))]
+    lines = [line for line in evidence.decode if line.get("gen_tok_s") and line.running]
+    rates = [line.get("gen_tok_s") or 0.0 for line in lines if line.running == lines[0].running]
+    rates = rates or [arm.speed for arm in context.arms if arm.run is not None and arm.speed]
+    changed = len(rates) > 1 and rates[0] > CHANGED_RATIO * rates[-1]
+    same = "boot" in context.same and "load" in context.same
+    if not changed or not (same or foreign):
+        return None
+    if foreign:
+        sentence = f"another process is on the GPU ({foreign[0]}), and the same load became slower"
+        advice = "get it off the GPU, then measure again; the candidate is not to blame"
+        return reading(_S, "host-contention", sentence, advice, action=Action.LOOK_OUTSIDE)
+    sentence = "the same load on the same boot became slower: look at clocks, memory and neighbours"
+    return reading(_S, "host-contention", sentence, "measure again, arms interleaved")
+
+
 def _hot(evidence: Evidence) -> Reading | None:
-    hot = [line.text for line in evidence.lines if _SLOWDOWN.search(line.text) and ", Active" in line.text]
+    hot = [line.text for line in evidence.lines if _SLOWDOWN.search(line.text)]
     if not hot:
         return None
     advice = "warm the GPUs to a steady state before comparing, or interleave the arms; record clocks and caps"
@@ -166,7 +194,7 @@ def _fullest(line: Line) -> float:
 def _capped(evidence: Evidence) -> Reading | None:
     """More wait than run although the pool has room: a limit on running requests, the engine's own or ours."""
     context = evidence.context
-    for line in reversed(evidence.decode):
+    for line in reversed(_loads(evidence)):
         queued = line.get("queue_reqs") or 0
         caps = {v for row in evidence.lines if (v := row.get("max_running_reqs"))}
         at_cap = line.running in caps
@@ -177,6 +205,41 @@ def _capped(evidence: Evidence) -> Reading | None:
             advice = "set max-running-requests (max-num-seqs, parallel) to the level's concurrency and repeat"
             return reading(_S, "admission-cap", sentence, advice, evidence=(line.text,))
     return None
+
+
+def _loads(evidence: Evidence) -> tuple[Line, ...]:
+    """The lines that state a load; a scrape states it on several lines, which are one."""
+    if evidence.decode or "metrics" not in evidence.sources:
+        return evidence.decode
+    totals = evidence.totals()
+    return (Line(0, "", totals, evidence.lines[0].known),) if totals and evidence.lines else ()
+
+
+def _unoffered(evidence: Evidence) -> Reading | None:
+    """Fewer run than the level offers and none waits: the load does not reach the server."""
+    context = evidence.context
+    lines = _loads(evidence)
+    wanted = context.concurrency
+    lasting = len(lines) >= ALIKE_MIN or (context.windows_alike or 0) >= ALIKE_MIN
+    if context.phase != "level" or wanted is None or not lines or not lasting or context.load_falling:
+        return None
+    ranks = len({line.rank for line in lines})
+    if ranks > 1 or any((line.get("queue_reqs") or 0) > 0 or line.running > OFFERED_RATIO * wanted for line in lines):
+        return None
+    if min(line.running for line in lines) <= 0:
+        return None
+    sentence = f"{lines[-1].running:.0f} of {wanted} requests reach the server, and none waits there"
+    advice = "use more client processes or another client, and measure again"
+    return reading(_S, "client-bound", sentence, advice, evidence=(lines[-1].text,))
+
+
+def _compiled_meanwhile(evidence: Evidence) -> Reading | None:
+    line = next((line.text for line in evidence.lines if _JIT_IN_LEVEL.search(line.text)), None)
+    if line is None or evidence.context.phase != "level":
+        return None
+    advice = "warm up with the level's own shapes first, then measure again"
+    sentence = "kernels were compiled inside the measured window"
+    return reading(_S, "cold-start-window", sentence, advice, action=Action.REMEASURE, evidence=(line,))
 
 
 def _graphs_off(evidence: Evidence) -> Reading | None:
@@ -194,149 +257,6 @@ def _graphs_off(evidence: Evidence) -> Reading | None:
     sentence = f"at {line.running:.0f} running the batch is above the largest captured graph, or graphs are off"
     advice = "raise the largest graph batch size to the concurrency; compare only windows with graphs"
     return reading(_S, "graphs-off", sentence, advice, evidence=(line.text,))
-
-
-def _by_class(evidence: Evidence) -> Reading | None:
-    """Accept length by class of prompts or by context: one figure for all of them would mislead."""
-    for attribute, cause in (("context", "long-context"), ("prompts", "workload-dependent")):
-        known: dict[str, list[float]] = {}
-        for line in evidence.having("accept_len_tokens"):
-            if value := getattr(line.known, attribute):
-                known.setdefault(value, []).append(line.get("accept_len_tokens") or 0.0)
-        means = {name: sum(values) / len(values) for name, values in known.items()}
-        if len(means) > 1 and max(means.values()) >= CLASS_RATIO * min(means.values()):
-            shown = ", ".join(f"{name} {value:.2f}" for name, value in means.items())
-            advice = "judge each class by itself, and keep speculation where it was measured to win"
-            return reading(_S, cause, f"accept length differs by {attribute}: {shown}", advice)
-    trained = evidence.context.draft_context_tokens
-    if trained and (evidence.context.context_tokens or 0) > trained and evidence.speculates:
-        sentence = f"the drafter was made for {trained} positions, the requests have more"
-        return reading(_S, "long-context", sentence, "keep speculation to contexts that the drafter knows")
-    return None
-
-
-def _builds(evidence: Evidence) -> Reading | None:
-    lengths: dict[str, float] = {}
-    for line in evidence.having("accept_len_tokens"):
-        if line.known.build:
-            lengths.setdefault(line.known.build, line.get("accept_len_tokens") or 0.0)
-    if len(lengths) < 2 or max(lengths.values()) < 1.05 * min(lengths.values()):
-        return None
-    shown = ", ".join(f"{build} {value:.2f}" for build, value in lengths.items())
-    sentence = f"accept length differs between builds of the engine: {shown}"
-    return reading(_S, "engine-regression", sentence, "pin the build, and compare again on both")
-
-
-def _no_sample(evidence: Evidence) -> Reading | None:
-    drafted = [line.get("drafted_tokens") for line in evidence.having("drafted_tokens")]
-    if drafted and not any(drafted):
-        if "metrics" in evidence.sources and evidence.context.requests_done:
-            sentence = "requests were answered and nothing was drafted: speculation is off"
-            return reading(_S, "speculation-inactive", sentence, "check the flags; do not benchmark it as it is")
-        return reading(_S, "no-sample", "nothing was drafted in this window", "let more samples come in")
-    if _INACTIVE_SLOTS.search(evidence.text) and evidence.context.speculates:
-        return reading(
-            _S,
-            "speculation-inactive",
-            "the server says that its slots do not speculate",
-            "name the method, or use a drafter that fits",
-        )
-    return None
-
-
-def _inactive(evidence: Evidence) -> Reading | None:
-    """Speculation is configured, requests were served, and no figure of it is anywhere."""
-    context = evidence.context
-    seen = any(
-        line.get(name) is not None
-        for line in evidence.lines
-        for name in ("accept_len_tokens", "drafted_tokens", "drafts_count", "accepted_tokens")
-    )
-    off_from = context.spec_off_from_batch
-    if off_from and any(line.running >= off_from for line in evidence.decode) and not seen:
-        sentence = f"no drafts are made from {off_from} running requests up, as configured"
-        return reading(_S, "by-design", sentence)
-    if not context.speculates or seen or not (evidence.decode or evidence.having("completion_tokens")):
-        return None
-    if evidence.engine == "vllm" and "metrics" not in evidence.sources:
-        return None  # its line on speculation is a line of its own, which may not be among these
-    sentence = "speculation is configured, but the server reports no drafts"
-    return reading(_S, "speculation-inactive", sentence, "check the flags and the start's warnings")
-
-
-def _broken(evidence: Evidence) -> Reading | None:
-    lines = evidence.having("accept_len_tokens")
-    if not lines or not evidence.speculates:
-        return None
-    lengths = [line.get("accept_len_tokens") or 0.0 for line in lines]
-    if max(lengths) > 1 + BROKEN_WITHIN:
-        return None
-    steps = _verify_steps(evidence, lines)
-    if steps < VERIFY_STEPS_MIN:
-        return reading(_S, "sample-too-small", f"nothing was accepted, over about {steps:.0f} verify steps only")
-    advice = "check the method's name, the drafter's weights and their quantisation; it is no matter of the workload"
-    return reading(
-        _S,
-        "draft-broken",
-        f"nothing of about {steps:.0f} drafts was accepted",
-        advice,
-        evidence=tuple(line.text for line in lines),
-    )
-
-
-def _verify_steps(evidence: Evidence, lines: tuple[Line, ...]) -> float:
-    """At least this many requests x steps stand behind the lines."""
-    alike = max(1, evidence.context.windows_alike or 1)
-    steps = 0.0
-    for line in lines:
-        drafted = line.get("drafted_tokens")
-        counted = line.get("drafts_count") or line.get("verify_count")
-        if counted is None and drafted is not None:
-            counted = drafted / max(1, evidence.context.depth or 1)
-        steps += counted if counted is not None else STEPS_A_WINDOW * max(1.0, line.running)
-    return steps * alike
-
-
-def _mismatched(evidence: Evidence) -> Reading | None:
-    lines = evidence.having("accept_len_tokens", "drafted_tokens")
-    drafted = sum(line.get("drafted_tokens") or 0 for line in lines)
-    if not lines or drafted < MISMATCH_DRAFTED:
-        return None
-    if max(line.get("accept_len_tokens") or 0 for line in lines) >= MISMATCH_LEN:
-        return None
-    sentence = f"almost nothing of {drafted:.0f} drafted tokens was accepted, though not nothing"
-    advice = "the drafter was made for other features or another model: check its layers, or take another one"
-    return reading(_S, "draft-mismatch", sentence, advice, evidence=tuple(line.text for line in lines))
-
-
-def _adaptive(evidence: Evidence) -> Reading | None:
-    if not (evidence.context.has_arg("--speculative-adaptive") or _ADAPTIVE.search(evidence.text)):
-        return None
-    advice = "use accept length and tok/s; the rate's denominator moves"
-    return reading(_S, "adaptive-depth", "the engine changes the draft depth by itself", advice)
-
-
-def _baseline(evidence: Evidence) -> Reading | None:
-    if evidence.context.baseline is None or not evidence.speculates:
-        return None
-    measured = evidence.context.baseline
-    wanted = evidence.context.concurrency
-    if any(arm.plain for arm in evidence.context.arms) or (measured and (wanted is None or str(wanted) in measured)):
-        return None
-    missing = "no plain server was measured" if not measured else f"no plain server was measured at {wanted}"
-    return reading(
-        _S,
-        "baseline-mismatch",
-        f"{missing}, so nothing can be said of speculation",
-        "measure the plain server at the same concurrency first",
-    )
-
-
-def _too_small(evidence: Evidence) -> Reading | None:
-    drafted = [line.get("drafted_tokens") or 0 for line in evidence.having("drafted_tokens")]
-    if "server-log" not in evidence.sources or not drafted or max(drafted) >= DRAFTED_MIN:
-        return None
-    return reading(_S, "sample-too-small", f"{max(drafted):.0f} drafted tokens are too few for a verdict")
 
 
 def _cached(evidence: Evidence) -> Reading | None:
@@ -384,9 +304,9 @@ def _gap(evidence: Evidence) -> Reading | None:
 def _ranks(evidence: Evidence) -> Reading | None:
     ranks = {line.rank for line in evidence.lines if line.rank}
     asked = evidence.context.requests_dp_rank
-    if asked is not None and ranks and str(asked) not in ranks:
-        sentence = f"the lines are of other ranks than {asked}, which served the requests"
-        return reading(_S, "metric-scope", sentence, "read that rank's lines, or the sum over all of them")
+    if asked is not None and ranks - {str(asked)}:
+        sentence = f"only rank {asked} served the requests; other ranks' figures are older or of others"
+        return reading(_S, "metric-scope", sentence, "read that rank's figures, or the replies' own")
     per_position = any("_per_pos" in line.text for line in evidence.lines)
     if len(ranks) > 1 or per_position:
         sentence = "the figures belong to several ranks or positions: add them as their scope says"
@@ -395,14 +315,16 @@ def _ranks(evidence: Evidence) -> Reading | None:
 
 
 def _noise(evidence: Evidence) -> Reading | None:
-    noise = tuple(line.text for line in evidence.lines if _NOISE.search(line.text))
-    if not noise or len(noise) < len(evidence.lines):
+    noise = tuple(line.text for line in evidence.lines if _NOISE.search(line.text) or _FRIGHTENING.search(line.text))
+    if not noise:
         return None
     return reading(_S, "benign-noise", "frightening words without consequence", evidence=noise)
 
 
 SERVING = (
-    _hot, _leaked, _unservable, _collapsed, _wrong_text, _defect, _starved, _slots, _kv_pressure, _capped,
-    _graphs_off, _by_class, _builds, *COMPARING, _no_sample, _inactive, _adaptive, _broken, _mismatched, _cached,
-    _baseline, _gap, _too_small, _ranks, _noise,
-)  # fmt: skip
+    *(_hot, _unlogged, _leaked, _unservable, _collapsed, _wrong_text, _defect, _starved, _slots, _kv_pressure, _capped),
+    *(_unoffered, _compiled_meanwhile, speculation.drafting_baseline, _graphs_off),
+    *(speculation.switched_off, speculation.by_class, speculation.builds, *COMPARING, _neighbour),
+    *(speculation.no_sample, speculation.inactive, speculation.adaptive, speculation.broken, speculation.mismatched),
+    *(_cached, speculation.baseline, _gap, speculation.too_small, _ranks, _noise),
+)

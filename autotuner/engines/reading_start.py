@@ -23,6 +23,7 @@ from autotuner.engines.vocabulary import CAUSES, Action, State
 HEARTBEAT_S = 120.0  # a repeated complaint this old is no busy moment any more
 ITEM_FACTOR = 5  # an item that takes this many times its predecessor is stuck; below HEARTBEAT_S nothing is
 USUAL_FACTOR = 5
+SILENT_S = 30.0
 REPEATS_MANY = 5
 
 _BY_ENGINE = {"sglang": SGLANG, "vllm": VLLM, "llamacpp": LLAMACPP, "llama.cpp": LLAMACPP}
@@ -43,6 +44,10 @@ _RESOLVED = re.compile(
     r"was reduced from (?:the )?requested|is adjusted to|Unknown vLLM environment variable|[Aa]ttention backend not"
     r"|max_model_len .{0,40}(?:reduced|capped)|fall(?:ing|s)? back to .{0,40}(?:backend|runner)|will be ignored"
     r"|n_ctx_slot .{0,40}capping|does not yet support"
+)
+_FRIGHTENING = re.compile(
+    r"Traceback|\b[A-Za-z]*(?:Error|Exception)\b|\bERROR\b|\bfail(?:ed|ure)?\b|leaked|\bcrash|\bfatal|Ignore import error",
+    re.IGNORECASE,
 )
 _DRIVER_FAULT = re.compile(r"\bXid\b|GPU is probably locked|fallen off the bus|uncorrectable ECC|GPU is lost")
 _P2P_HINT = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL")
@@ -135,7 +140,12 @@ def _unsurvived(evidence: Evidence) -> tuple[str, ...]:
     lines = since_ready(tuple(line.text for line in evidence.lines))
     alive = [number for number, text in enumerate(lines) if "Decode batch" in text or "Avg generation" in text]
     lines = lines[alive[-1] + 1 :] if alive else lines
-    return tuple(t for t in lines if not (SGLANG_BENIGN.search(t) or VLLM_BENIGN.search(t)))
+    alone = "exiting due to" not in evidence.text  # llama-server goes on without speculation
+    return tuple(t for t in lines if not (_is_benign(t) or (alone and _NO_IMPLEMENTATION.search(t))))
+
+
+def _is_benign(text: str) -> bool:
+    return bool(SGLANG_BENIGN.search(text) or VLLM_BENIGN.search(text))
 
 
 def _in_context(evidence: Evidence, found: Diagnosis) -> Diagnosis:
@@ -154,11 +164,6 @@ def _in_context(evidence: Evidence, found: Diagnosis) -> Diagnosis:
             "another process holds the GPU's memory",
             "launch again once the memory is back; look with nvidia-smi",
             found.evidence,
-        )
-    if found.cause == "collective-timeout" and re.search(r"JIT|[Ww]armup|compil", evidence.text):
-        advice = "compile the kernels once (the cache then holds them), then launch again"
-        return Diagnosis(
-            "jit-compile", "ranks timed out while kernels were compiled", advice, found.evidence, Action.RELAUNCH_SAME
         )
     if found.cause == "unknown" and context.host.oom_killer:
         return Diagnosis("host-oom", "the host's OOM killer ended a process of the server", "", found.evidence)
@@ -206,6 +211,10 @@ def _storage_stalls(evidence: Evidence) -> Reading | None:
     host = evidence.context.host
     if not (host.read_bytes_flat or host.process_state == "D") or not starting(evidence):
         return None
+    last = last_stage(evidence)
+    reads = last is None or (last.stage in {Stage.WEIGHTS, Stage.DRAFT_WEIGHTS} and not last.ended)
+    if not reads or host.process_state == "R":
+        return None  # there is nothing left to read, or it computes
     on = f" ({host.waits_for})" if host.waits_for else ""
     advice = "read the files without mmap (weight-loader-disable-mmap), or copy the model to a local disk"
     return reading(State.HUNG, "io-stall", f"it waits for storage that delivers nothing{on}", advice)
@@ -220,9 +229,10 @@ def _stuck(evidence: Evidence) -> Reading | None:
     stages = stages_of(evidence)
     stage = stages[-1].stage if stages else Stage.PROCESS
     limit = silence_limit_s(evidence.engine, stage)
-    if context.usual_step_s is not None:
-        limit = min(limit, max(HEARTBEAT_S, USUAL_FACTOR * context.usual_step_s))
-    item = next((v for line in reversed(evidence.lines) if (v := line.get("item_s"))), None)
+    usual = _usual_s(evidence)
+    if usual is not None:
+        limit = min(max(limit, usual), max(HEARTBEAT_S, USUAL_FACTOR * usual))
+    item = _item_s(evidence)
     if item is not None and context.looks_unchanged:
         limit = min(limit, max(HEARTBEAT_S, ITEM_FACTOR * item))
     waits = _PARALLEL_INIT.search(evidence.text) and not _INIT_ENDS.search(evidence.text)
@@ -235,6 +245,23 @@ def _stuck(evidence: Evidence) -> Reading | None:
         return reading(State.HUNG, cause, sentence, advice, action=Action.FIX_FLAGS)
     sentence = f"{stage.value} has been silent for {silence:.0f} s, more than this stage can be"
     return reading(State.HUNG, "silent-stage", sentence, action=Action.RELAUNCH_SAME)
+
+
+def _item_s(evidence: Evidence) -> float | None:
+    """Seconds an item of the bar that runs takes; None where the last bar is full: what comes after it has no items."""
+    bars = evidence.having("done_count", "total_count")
+    if not bars or (bars[-1].get("done_count") or 0) >= (bars[-1].get("total_count") or 0):
+        return None
+    return bars[-1].get("item_s")
+
+
+def _usual_s(evidence: Evidence) -> float | None:
+    """How long the stage that runs took before, in seconds; None where that is not known."""
+    context = evidence.context
+    stage = last_stage(evidence)
+    if context.usual_step_s is None and stage is not None and stage.stage is Stage.GRAPH_CAPTURE:
+        return context.previous.capture_s if context.previous is not None else None
+    return context.usual_step_s
 
 
 def _p2p_suspect(evidence: Evidence) -> bool:
@@ -255,6 +282,7 @@ def _inactive(evidence: Evidence) -> Reading | None:
 
 def _limits(evidence: Evidence) -> Reading | None:
     """What the server says it resolved, against what was asked for or is documented."""
+    context = evidence.context
     state = State.READY if _is_ready(evidence) else State.LOADING
     if slots := next((line.text for line in evidence.lines if _SLOTS.search(line.text)), None):
         advice = "raise max-mamba-cache-size or mamba-full-memory-ratio, or halve the state's type"
@@ -268,9 +296,12 @@ def _limits(evidence: Evidence) -> Reading | None:
         return reading(state, "effective-differs", differs, "believe the start's own summary line, not the docs")
     if resolved := next((line.text for line in evidence.lines if _RESOLVED.search(line.text)), None):
         sentence = "the server resolved a setting to another value than the one asked for"
-        return reading(
-            state, "effective-differs", sentence, "compare the two before it is measured", evidence=(resolved,)
+        ours = any(name in resolved for name in context.env) or any(
+            word.strip("-") in resolved for word in context.args
         )
+        advice = "it has no effect as it is: take it away, or use what replaced it"
+        action = Action.FIX_FLAGS if ours else None
+        return reading(state, "effective-differs", sentence, advice, action=action, evidence=(resolved,))
     return None
 
 
@@ -310,18 +341,36 @@ def _loading(evidence: Evidence) -> Reading | None:
     """Alive and not ready. Which stage is silent by nature, and which one moves, decides what to say."""
     context = evidence.context
     stages = stages_of(evidence)
+    silence = context.silence_s or 0.0
+    compiling = bool(stages) and stages[-1].stage is Stage.JIT and not stages[-1].ended
+    if compiling and silence < HEARTBEAT_S:
+        return reading(State.LOADING, "jit-compile", "kernels are being compiled, which takes minutes the first time")
     if _WAITING.search(evidence.text):
         busy = context.phase == "starting" and (context.seconds_since_output or 0) < HEARTBEAT_S
         state = State.LOADING if busy and not context.line_repeats else State.AMBIGUOUS
         return reading(state, "silent-stage", "ranks wait for one that is busy or hung; look at CPU and GPU")
-    if stages and stages[-1].stage is Stage.JIT and not stages[-1].ended:
+    if compiling:
         return reading(State.LOADING, "jit-compile", "kernels are being compiled, which takes minutes the first time")
-    if context.looks_unchanged:
+    if context.looks_unchanged and not _within_usual(evidence):
         sentence = f"the same progress was seen {context.looks_unchanged} times; one item may take that long"
         return reading(State.AMBIGUOUS, "silent-stage", sentence)
-    if context.silence_s is not None and context.silence_s >= 60:
+    if silence >= SILENT_S:
         return reading(State.LOADING, "silent-stage", "the stage prints nothing; a slow load is no hang")
     return reading(State.LOADING, "none", "it loads", action=Action.WAIT)
+
+
+def _within_usual(evidence: Evidence) -> bool:
+    usual, silence = _usual_s(evidence), evidence.context.silence_s
+    return usual is not None and silence is not None and silence <= usual
+
+
+def _survived(evidence: Evidence) -> Reading | None:
+    """A start in which something sounds like a failure and is none."""
+    noise = tuple(line.text for line in evidence.lines if _FRIGHTENING.search(line.text))
+    if not noise:
+        return None
+    state = State.READY if _is_ready(evidence) else State.LOADING
+    return reading(state, "benign-noise", "frightening words that ended nothing", evidence=noise)
 
 
 def _is_ready(evidence: Evidence) -> bool:
@@ -339,4 +388,4 @@ def last_stage(evidence: Evidence) -> StageSeen | None:
 
 
 ENDED = (_own_stop, _host_gone, _gpu_fault, _no_fraction_fits, _died, _silent_output, _storage_stalls, _stuck)
-STARTING = (_inactive, _limits, _all_reduce, _ready, _loading)
+STARTING = (_inactive, _limits, _all_reduce, _survived, _ready, _loading)

@@ -30,6 +30,12 @@ DRAFT_SIGNATURES = (
 
 SIGNATURES = (
     signature(
+        "unsupported",
+        r"error: argument \S+ invalid choice|[Uu]n(?:known|supported) speculative|is not a valid speculative",
+        "this SGLang does not know the value of a flag",
+        "use a newer SGLang, or one of the values it lists; it says nothing of the method's speed",
+    ),
+    signature(
         "bad-flag-combination",
         r"error: (?:unrecognized arguments|ambiguous option|argument |the following arguments are required)",
         "SGLang refused a flag",

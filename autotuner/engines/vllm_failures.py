@@ -3,6 +3,7 @@
 import re
 
 from autotuner.engines.diagnosis import signature
+from autotuner.engines.vocabulary import Action
 
 # Lines that hold frightening words in a healthy server. The dumps of arguments may hold any word at all.
 BENIGN = re.compile(
@@ -28,6 +29,18 @@ DRAFT_SIGNATURES = (
 
 SIGNATURES = (
     signature(
+        "unsupported",
+        r"error: argument \S+ invalid choice|[Uu]n(?:known|supported) speculative|is not a valid speculative",
+        "this vLLM does not know the value of a flag",
+        "use a newer vLLM, or one of the values it lists; it says nothing of the method's speed",
+    ),
+    signature(
+        "state-slots-limit",
+        r"exceeds available Mamba cache blocks",
+        "there are fewer recurrent-state blocks than running requests were asked for",
+        "lower max-num-seqs below the number it names, or raise gpu-memory-utilization",
+    ),
+    signature(
         "bad-flag-combination",
         r"error: (?:unrecognized arguments|ambiguous option|argument |the following arguments are required)",
         "vLLM refused a flag",
@@ -36,14 +49,15 @@ SIGNATURES = (
     signature(
         "draft-mismatch",
         r"should have the same vocabulary size|does not support EAGLE3 interface"
-        r"|num_speculative_tokens\S* must be divisible|draft_tensor_parallel_size.{0,99} cannot be other"
+        r"|draft_tensor_parallel_size.{0,99} cannot be other"
         r"|hidden_states\.shape\[-1\] == input_embeds\.shape\[-1\]",
         "the drafter and the target do not fit each other",
         "the line below names the rule; use a drafter made for this very target",
     ),
     signature(
         "bad-flag-combination",
-        r"num_speculative_tokens (?:was|must be) (?:not )?provided|provided but without speculative model"
+        r"num_speculative_tokens\S* must be divisible"
+        r"|num_speculative_tokens (?:was|must be) (?:not )?provided|provided but without speculative model"
         r"|max_num_batched_tokens .{0,99}(?:too small|is smaller)|Model Runner V2 does not support",
         "vLLM refused the combination of flags",
         "the line below names the rule",
@@ -75,7 +89,7 @@ SIGNATURES = (
     ),
     signature(
         "kv-too-small",
-        r"No available memory for the cache blocks|To serve at least one request with the model's max seq",
+        r"No available memory for the cache blocks|To serve at least one request with the model",
         "too little is left for the key-value cache once the weights are loaded",
         "RAISE gpu-memory-utilization, or lower max-model-len; the line below may name the length that fits",
     ),
@@ -108,6 +122,7 @@ SIGNATURES = (
         r"Timed out waiting for engine",
         "the engine was not ready within VLLM_ENGINE_READY_TIMEOUT_S",
         "raise it above the load's time; processes of this server may still hold the GPUs",
+        action=Action.FIX_FLAGS,
     ),
     signature(
         "unknown",
