@@ -32,7 +32,7 @@ def candidate(**args: Any) -> Candidate:
 
 
 def problems(preflight: Preflight, **args: Any) -> str:
-    return "\n".join(asyncio.run(preflight.problems(candidate(**args))))
+    return "\n".join(asyncio.run(preflight.check(candidate(**args))).problems)
 
 
 def test_a_flag_that_the_program_knows_is_fine_in_any_spelling() -> None:
