@@ -106,7 +106,7 @@ class Preflight:
         if isinstance(known, str):
             failed = Findings((known,)) if strict else Findings(warnings=(known,))
             return found + without_help(candidate, version) + failed
-        said = against_help(candidate, known, version, argv[0])
+        said = against_help(candidate, known, version, _called(argv, candidate.engine, version))
         # What the engine's own check names is said once.
         named = tuple(problem.split(" ", 1)[0].rstrip(":") for problem in found.problems)
         fresh = tuple(p for p in said.problems if p.split(" ", 1)[0].rstrip(":") not in named)
@@ -122,7 +122,7 @@ class Preflight:
     ) -> Help | str:
         if argv in self._help:
             return self._help[argv]
-        module = argv[2] if argv[1:2] == ("-m",) else ""
+        module = _module(argv)
         identity = identity_of(argv[0], version)
         if installed_only and (not identity or (module and version is None)):
             what = (
@@ -158,3 +158,16 @@ class Preflight:
             else:
                 self._nvlink.append(gpu.has_nvlink(ran.output) if ran.code == 0 else None)
         return self._nvlink[0]
+
+
+def _module(argv: tuple[str, ...]) -> str:
+    return argv[2] if argv[1:2] == ("-m",) else ""
+
+
+def _called(argv: tuple[str, ...], engine: str, version: str | None) -> str:
+    """The program in words: `sglang 0.5.12`, the path of a binary, `the embedded llama-server`."""
+    if not _module(argv):
+        return argv[0]
+    if engine == "llamacpp":
+        return "the embedded llama-server"
+    return f"{engine} {version}" if version else engine

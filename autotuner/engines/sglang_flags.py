@@ -114,7 +114,7 @@ def _shape(candidate: Candidate) -> list[str]:
         given = [flag for flag in flags if flag not in missing]
         if missing[0] == _STEPS and given:
             return [
-                f"args.{given[0]} is set without args.{_STEPS}: SGLang stops with an assertion; set all three or none"
+                f"args.{given[0]} needs args.{_STEPS}: without it SGLang stops with an assertion; set all three or none"
             ]
         return [f"args.{given[0]} needs args.{missing[0]}: SGLang wants all three or none"] if given else []
     steps, topk, draft_tokens = (_number(candidate, flag) for flag in flags)
