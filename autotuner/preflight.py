@@ -129,8 +129,8 @@ class Preflight:
                 f"{module.partition('.')[0]} is not installed for {argv[0]}" if identity else f"there is no {argv[0]}"
             )
             return f"flags were not checked against the program: {what} on this host"
-        if (module and version is None) or module.startswith("autotuner."):
-            identity = ""  # without a version, an upgrade would go unnoticed; and our own program answers at once
+        if module and version is None:
+            identity = ""  # an upgrade would go unnoticed
         found = self.cache.read(argv, identity) or await self._ask(argv, engine)
         if isinstance(found, str):
             return found  # it may have been the host's bad moment: the next candidate asks again

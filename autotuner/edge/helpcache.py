@@ -16,6 +16,7 @@ from autotuner.edge.files import write_atomically
 from autotuner.engines.flags import Help
 
 FORMAT = 1  # raised when help texts are read in another way
+EMBEDDED = Path(__file__).parents[1] / "engines" / "embedded.py"  # whose flags are our own, of no version
 _HELP = TypeAdapter(Help)
 
 
@@ -58,11 +59,12 @@ def identity_of(program: str, version: str | None) -> str:
     path = Path(found)
     try:
         seen = path.stat()
+        own = EMBEDDED.stat().st_mtime_ns
         beside = [lib.stat() for lib in path.resolve().parent.glob("lib*.so*")]
     except OSError:
         return ""
     libraries = [max((s.st_mtime_ns for s in beside), default=0), sum(s.st_size for s in beside)]
-    return json.dumps([FORMAT, str(path), seen.st_size, seen.st_mtime_ns, *libraries, version])
+    return json.dumps([FORMAT, own, str(path), seen.st_size, seen.st_mtime_ns, *libraries, version])
 
 
 def interpreter_of(script: str) -> str | None:
