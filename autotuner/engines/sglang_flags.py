@@ -132,7 +132,7 @@ def _shape(candidate: Candidate) -> list[str]:
 def _block(candidate: Candidate, method: str) -> list[str]:
     """Methods that draft a block know draft tokens only; what else is asked for is overridden or ignored."""
     found = []
-    for flag in (_STEPS, _TOPK):
+    for flag in (_STEPS, _TOPK) if method in _BLOCKS | {"NGRAM"} else ():
         value = candidate.arg(flag)
         if value is not None and not (method in _BLOCKS and _number(candidate, flag) == 1):
             why = "would become 1" if method in _BLOCKS else "is not used"
