@@ -313,12 +313,12 @@ class Store:
 
         Those of the same engine version, if there are any; else of any version.
         """
-        same_model = (
-            "ready_s IS NOT NULL AND stages != '[]' AND candidate_id IN (SELECT id FROM candidates WHERE"
-            " json_extract(body, '$.engine') = ? AND json_extract(body, '$.launch.model') IS ?)"
+        same_model = (  # a model that is not named is like no other
+            "ready_s IS NOT NULL AND stages != '[]' AND (candidate_id = ? OR candidate_id IN (SELECT id FROM candidates"
+            " WHERE json_extract(body, '$.engine') = ? AND json_extract(body, '$.launch.model') = ?))"
         )
         newest = "ORDER BY rowid DESC LIMIT ?"
-        model = (candidate.engine, candidate.launch.model)
+        model = (candidate.id, candidate.engine, candidate.launch.model)
         same = self._launches(f"{same_model} AND engine_version = ? {newest}", *model, engine_version, most)
         return same or self._launches(f"{same_model} {newest}", *model, most)
 

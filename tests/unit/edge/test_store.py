@@ -504,6 +504,11 @@ def test_earlier_starts_are_the_newest_of_the_same_version_else_of_any(store: St
     assert found("0.5.12", candidate("b", parallel=4)) == found("0.5.12"), "another candidate of the same model"
     assert found("0.5.12", Candidate(name="x", engine="llamacpp", launch=Launch(model="other"))) == []
     assert found("0.5.12", Candidate(name="x", engine="sglang", launch=Launch(model="m"))) == []
+    nameless = Candidate(name="x", engine="command", launch=Launch(command=("serve", "{port}")))
+    store.put_candidate(nameless, "text", "x.toml")
+    served(store, "nameless", None, 1.0, candidate_id=nameless.id)
+    assert found(None, nameless) == ["nameless"]
+    assert found(None, Candidate(name="y", engine="command", launch=Launch(command=("other", "{port}")))) == []
 
 
 def test_a_damaged_file_is_said_to_be_damaged(tmp_path: Path) -> None:
