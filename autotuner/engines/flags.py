@@ -11,7 +11,11 @@ from autotuner.engines.version import within
 
 _ARGPARSE = ("sglang", "vllm")
 _ARGPARSE_SAYS = "show this help message and exit"
-_REMOVED = re.compile(r"has been removed|\bis removed\b|no longer (?:supported|exists)", re.IGNORECASE)
+# Only where a description begins so: further in, it may be about a value or about another flag.
+_REMOVED = re.compile(
+    r"^\W*(?:NOTE:\s*)?(?:\[?removed\b|(?:the argument|this (?:argument|flag|option)|--\S+) (?:has been|was|is) removed)",
+    re.IGNORECASE,
+)
 _DEPRECATED = re.compile(r"^\W*(?:NOTE:\s*)?(?:\[?deprecated\b|\S+ is deprecated)", re.IGNORECASE)
 _DEFINITION_INDENT_MAX = 4  # descriptions stand far to the right of it
 _NOTE_MAX = 200

@@ -132,6 +132,15 @@ def test_what_all_candidates_of_a_sweep_share_is_warned_of_once(house: Path) -> 
     name = candidate(house, "a", env='LD_PRELOAD = "/x.so"')
     with (house / name).open("a") as f:
         f.write('[sweep]\n"args.parallel" = [1, 2, 3]\n"env.CUDA_VISIBLE_DEVICE" = ["", "0"]\n')
-    said = run("validate", name).output
-    assert said.count("LD_PRELOAD") == 1
-    assert said.count("did you mean CUDA_VISIBLE_DEVICES") == 1
+    for command in (("validate", name), ("enqueue", name, "--dry-run")):
+        said = run(*command).output
+        assert said.count("LD_PRELOAD") == 1
+        assert said.count("did you mean CUDA_VISIBLE_DEVICES") == 1
+
+
+def test_what_is_true_of_a_slot_is_said_once_for_all_that_would_run_there(house: Path, port: int) -> None:
+    (house / "autotuner.toml").write_text(f'state_dir = "state"\n[slots.a]\nport = {port}\n')
+    names = [candidate(house, name) for name in "abc"]
+    assert run("enqueue", *names, "--dry-run").output.count("is held by") == 1
+    rows = json.loads(run("enqueue", *names, "--dry-run", "--json").output)
+    assert all("is held by" in row["warnings"][-1] for row in rows)

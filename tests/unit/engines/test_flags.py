@@ -62,6 +62,12 @@ def test_flags_named_in_a_description_are_not_taken_for_flags_the_program_has() 
     assert found.underscores
 
 
+def test_a_description_that_speaks_of_other_things_removes_nothing() -> None:
+    text = "  --evict N    how long until a request is removed\n  --mode M     fast; the mode slow has been removed\n"
+    found = read_help("llamacpp", text)
+    assert (found.removed, found.deprecated) == ({}, {})
+
+
 def test_a_help_without_definitions_still_yields_its_flags() -> None:
     assert "--port" in read_help("llamacpp", "usage: server [--port PORT] [--model FILE]").flags
 
