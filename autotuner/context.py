@@ -31,6 +31,10 @@ class Live:
     needed: float | None = None
     since_s: float | None = None
     usual_s: float | None = None
+    stage_s: float | None = None
+    stage_usual_s: float | None = None
+    remaining_s: float | None = None
+    overdue: bool = False
 
 
 @dataclass
