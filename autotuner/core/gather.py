@@ -78,7 +78,7 @@ class Gather:
                 self._prefill_ranks.add(fact.rank)
             elif isinstance(fact, Window):
                 window = fact._replace(
-                    prefill=fact.prefill or fact.rank in self._prefill_ranks,
+                    prefill=fact.prefill or bool(fact.prompt_tok_s) or fact.rank in self._prefill_ranks,
                     after_idle=fact.after_idle or (fact.gen_tok_s is not None and fact.rank not in self._spoken_ranks),
                 )
                 self._prefill_ranks.discard(fact.rank)

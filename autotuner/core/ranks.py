@@ -53,6 +53,7 @@ def join(windows: tuple[Window, ...]) -> Window:
         running=_sum([w.running for w in windows]),
         queued=_sum([w.queued for w in windows]),
         gen_tok_s=_sum([w.gen_tok_s for w in windows]),
+        prompt_tok_s=_sum([w.prompt_tok_s for w in windows]),
         accept_len=_weighted([(w.accept_len, w.drafts or w.running or 0) for w in windows]),
         printed_rate=_weighted([(w.printed_rate, w.drafts or w.running or 0) for w in windows]),
         cache_hit=_weighted([(w.cache_hit, w.running or 1) for w in windows]),

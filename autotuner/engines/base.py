@@ -85,15 +85,17 @@ class Window(NamedTuple):
     `accept_len` is tokens per verify step with the bonus token; `drafts` is the number of verify steps (one request,
     one step); `accept_rate` is accepted/drafted and None where the engine's own definition is not known;
     `printed_rate` is what the engine calls its accept rate, whatever it means there (engines/accept_rate.py).
-    `cache_hit` is the share of prompt tokens found in the prefix cache, 0 to 1. `seconds` is the length of the
-    stretch, None where a log line does not say it. `certainty` says what the figures are worth: counted between two
-    scrapes, printed (rounded, at the engine's own interval), or derived from printed ones.
+    `prompt_tok_s` is the rate at which prompts were worked: above 0, the window is no pure decoding. `cache_hit` is
+    the share of prompt tokens found in the prefix cache, 0 to 1. `seconds` is the length of the stretch, None where a
+    log line does not say it. `certainty` says what the figures are worth: counted between two scrapes, printed
+    (rounded, at the engine's own interval), or derived from printed ones.
     """
 
     source: Literal["log", "metrics"]
     running: float | None = None
     queued: float | None = None
     gen_tok_s: float | None = None
+    prompt_tok_s: float | None = None
     accept_len: float | None = None
     accept_rate: float | None = None
     drafts: int | None = None

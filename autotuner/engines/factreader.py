@@ -10,8 +10,9 @@ that the slow way would not.
 import re
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from autotuner.engines.base import Engine, LogFact, Prefill, Window
@@ -19,13 +20,24 @@ from autotuner.engines.logtext import LineSplitter, clean_line
 
 SHAPES_MAX = 2048  # then all are forgotten: texts that never repeat must not fill the memory
 PLAIN_MAX = 1024  # bytes; dumps of arguments are longer, come once, and are not worth copies
+PLANS_MAX = 64  # of one shape: one for each rank that prints such lines
 TRIALS = 4
 
 _DIGITS = b"0123456789"
 _NUMBER = re.compile(rb"\d+(?:\.\d+)?")
-_NUMBER_IN_TEXT = re.compile(r"\d+")
+_NAMED = re.compile(rb"(?:[A-Za-z]|Engine )\d+")  # TP0, DP12, Engine 003: a name of the line's, not a figure on it
 
 Value = float | int | str | bool | None
+
+
+Convert = Callable[[bytes], float]
+
+
+def _percent(number: bytes) -> float:
+    return float(number) / 100
+
+
+_CONVERSIONS: tuple[Convert, ...] = (int, float, _percent)
 
 
 @dataclass(frozen=True)
@@ -34,35 +46,34 @@ class _Field:
 
     constant: Value = None
     index: int | None = None
-    convert: type[int] | type[float] = float
+    convert: Convert = float
 
 
 @dataclass(frozen=True)
 class _Plan:
     """How the lines of one shape are read: nothing at all, or one window or prefill from the groups of a pattern.
 
-    `template` holds the constants; `moves` says which position takes which group, through which conversion.
+    `ordered` puts the constants and the converted groups, one after the other, into the fact's order of fields.
     """
 
-    pattern: re.Pattern[bytes] | None = None
-    kind: type[Window] | type[Prefill] = Window
-    template: tuple[Value, ...] = ()
-    moves: tuple[tuple[int, int, type[int] | type[float]], ...] = ()
+    match: Callable[[bytes], re.Match[bytes] | None]
+    kind: type[Window] | type[Prefill]
+    constants: tuple[Value, ...]
+    converts: tuple[Convert, ...]
+    ordered: Callable[[Sequence[Value]], tuple[Value, ...]]
 
     def read(self, raw: bytes) -> LogFact | None:
         """The fact on this line; None where the line is not of the pattern after all."""
-        match = self.pattern.fullmatch(raw) if self.pattern is not None else None
+        match = self.match(raw)
         if match is None:
             return None
-        groups = match.groups()
-        values = list(self.template)
-        for position, group, convert in self.moves:
-            values[position] = convert(groups[group])
-        return tuple.__new__(self.kind, values)
+        figures = [convert(group) for convert, group in zip(self.converts, match.groups(), strict=True)]
+        return tuple.__new__(self.kind, self.ordered((*self.constants, *figures)))
 
 
-_SLOW = _Plan()
-_NOTHING = _Plan()
+_SLOW: list[_Plan] = []  # these three are told apart by identity
+_NOTHING: list[_Plan] = []
+_NEW: list[_Plan] = []
 
 
 class FactReader:
@@ -71,7 +82,8 @@ class FactReader:
     def __init__(self, engine: Engine, tail: int = 0) -> None:
         self._engine = engine
         self._splitter = LineSplitter()
-        self._plans: dict[bytes, _Plan] = {}
+        self._plans: dict[bytes, list[_Plan]] = {}
+        self._once: set[bytes] = set()
         self._tail: deque[bytes] = deque(maxlen=tail)
 
     @property
@@ -92,30 +104,46 @@ class FactReader:
         found: list[LogFact] = []
         plans = self._plans
         for raw in lines:
-            plan = plans.get(raw.translate(None, _DIGITS))
-            if plan is _NOTHING:
+            shape = raw.translate(None, _DIGITS)
+            known = plans.get(shape, _NEW)
+            if known is _NOTHING:
                 continue
-            fact = plan.read(raw) if plan is not None else None
-            if fact is not None:
-                found.append(fact)
+            for plan in known:
+                fact = plan.read(raw)
+                if fact is not None:
+                    found.append(fact)
+                    break
             else:
-                found += self._slowly(raw, learn=plan is None)
+                found += self._slowly(raw, shape)
         return found
 
-    def _slowly(self, raw: bytes, *, learn: bool) -> Iterable[LogFact]:
+    def _slowly(self, raw: bytes, shape: bytes) -> Iterable[LogFact]:
+        """Read a line by the engine's own reader, and learn from it unless its shape is known to teach nothing."""
         text = clean_line(raw)
         facts = self._engine.read_line(text) if text else ()
-        if learn and len(raw) <= PLAIN_MAX:
-            if len(self._plans) >= SHAPES_MAX:
-                self._plans.clear()
-            self._plans[raw.translate(None, _DIGITS)] = _plan(self._engine.read_line, raw, facts)
+        known = self._plans.get(shape)
+        if known is _SLOW or len(raw) > PLAIN_MAX:
+            return facts
+        if known is None and len(self._plans) >= SHAPES_MAX:
+            self._plans.clear()
+        if known is None and shape not in self._once:
+            if len(self._once) >= SHAPES_MAX:
+                self._once.clear()
+            self._once.add(shape)
+            return facts  # most lines of a start come once, and texts of users never twice
+        plan = _plan(self._engine.read_line, raw, facts)
+        if isinstance(plan, _Plan) and len(known or ()) < PLANS_MAX:
+            self._plans[shape] = [*(known or ()), plan]
+        else:
+            self._plans[shape] = plan if isinstance(plan, list) else _SLOW
         return facts
 
 
-def _plan(read: Callable[[str], tuple[LogFact, ...]], raw: bytes, facts: tuple[LogFact, ...]) -> _Plan:
-    """Given a line and its facts, return how further lines of its shape are read."""
+def _plan(read: Callable[[str], tuple[LogFact, ...]], raw: bytes, facts: tuple[LogFact, ...]) -> _Plan | list[_Plan]:
+    """Given a line and its facts, return how further lines of its shape are read: a plan, _NOTHING or _SLOW."""
     numbers = _NUMBER.findall(raw)
-    copies = [_copy(raw, trial) for trial in range(TRIALS + 1)]
+    names = frozenset(match.end() for match in _NAMED.finditer(raw)) if facts else frozenset()
+    copies = [_copy(raw, trial, names) for trial in range(TRIALS + 1)]
     others = [(copy, read(clean_line(copy))) for copy in copies]
     if not facts:
         return _NOTHING if not any(said for _, said in others) else _SLOW
@@ -128,10 +156,18 @@ def _plan(read: Callable[[str], tuple[LogFact, ...]], raw: bytes, facts: tuple[L
     if any(f is None for f in fields):
         return _SLOW
     known = [f for f in fields if f is not None]
-    needed = sorted({f.index for f in known if f.index is not None})
-    place = {index: group for group, index in enumerate(needed)}
-    moves = tuple((at, place[f.index], f.convert) for at, f in enumerate(known) if f.index is not None)
-    plan = _Plan(_pattern(raw, frozenset(needed)), kind, tuple(f.constant for f in known), moves)
+    moved = sorted((f.index, at) for at, f in enumerate(known) if f.index is not None)
+    if len({index for index, _ in moved}) != len(moved):
+        return _SLOW  # one number for two fields: a group can be moved once
+    fixed = [at for at, f in enumerate(known) if f.index is None]
+    source = {at: place for place, at in enumerate([*fixed, *(at for _, at in moved)])}
+    plan = _Plan(
+        match=_pattern(raw, frozenset(index for index, _ in moved), names).fullmatch,
+        kind=kind,
+        constants=tuple(known[at].constant for at in fixed),
+        converts=tuple(known[at].convert for _, at in moved),
+        ordered=itemgetter(*(source[at] for at in range(len(known)))),
+    )
     return plan if plan.read(raw) == facts[0] else _SLOW
 
 
@@ -141,37 +177,42 @@ def _field(rows: list[tuple[list[bytes], Any]]) -> _Field | None:
     if all(value == values[0] and type(value) is type(values[0]) for value in values):
         return _Field(constant=values[0])
     kinds = {type(value) for value in values}
-    if kinds not in ({int}, {float}):
-        return None
-    convert = int if kinds == {int} else float
     counts = {len(numbers) for numbers, _ in rows}
-    for index in range(min(counts)) if len(counts) == 1 else ():
-        if all(_same(convert, numbers[index], value) for numbers, value in rows):
-            return _Field(index=index, convert=convert)
+    if kinds not in ({int}, {float}) or len(counts) != 1:
+        return None
+    for index in range(min(counts)):
+        for convert in _CONVERSIONS:
+            if all(_same(convert, numbers[index], value) for numbers, value in rows):
+                return _Field(index=index, convert=convert)
     return None
 
 
-def _same(convert: type[int] | type[float], number: bytes, value: Any) -> bool:
+def _same(convert: Convert, number: bytes, value: Any) -> bool:
     try:
-        return bool(convert(number) == value)
+        made = convert(number)
     except ValueError:  # a whole number was read out of a fraction: that is more than a conversion
         return False
+    return bool(made == value) and type(made) is type(value)
 
 
-def _copy(raw: bytes, trial: int) -> bytes:
-    """The line with other digits, as many as before; in trial 0 all of them are zero."""
+def _copy(raw: bytes, trial: int, names: frozenset[int]) -> bytes:
+    """The line with other digits, as many as before; in trial 0 all of them are zero. Names keep theirs."""
 
     def other(match: re.Match[bytes]) -> bytes:
-        seed = zlib.crc32(b"%d %d" % (trial, match.start()))
-        return b"%d" % (0 if trial == 0 else seed % 9 + 1)
+        if match.end() in names:
+            return match.group()
+        digits = (zlib.crc32(b"%d %d" % (trial, at)) % 9 + 1 for at in range(match.start(), match.end()))
+        return b"".join(b"0" if trial == 0 else b"%d" % digit for digit in digits)
 
-    return re.sub(rb"\d", other, raw)
+    return re.sub(rb"\d+", other, raw)
 
 
-def _pattern(raw: bytes, needed: frozenset[int]) -> re.Pattern[bytes]:
-    """An expression for lines of this shape whose groups are the needed numbers."""
+def _pattern(raw: bytes, needed: frozenset[int], names: frozenset[int]) -> re.Pattern[bytes]:
+    """An expression for lines of this shape and these names whose groups are the needed numbers."""
     pieces, at = [], 0
     for index, match in enumerate(_NUMBER.finditer(raw)):
+        if match.end() in names:
+            continue
         digits = rb"\d+\.\d+" if b"." in match.group() else rb"\d+"
         pieces += [re.escape(raw[at : match.start()]), b"(" + digits + b")" if index in needed else digits]
         at = match.end()

@@ -19,6 +19,7 @@ SLOTS_RATIO = 0.8
 ALIKE_MIN = 2
 OFFERED_RATIO = 0.9
 CHANGED_RATIO = 1.2
+TAINTED_SHARE = 0.25  # of a long log a few such lines say nothing
 GAP_RATIO = 0.2  # the first line after idling holds a tiny share of what the next one shows
 
 _S = State.SERVING
@@ -290,7 +291,7 @@ def _gap(evidence: Evidence) -> Reading | None:
             for a, b in pairs
             if a.running == b.running > 0 and (a.get("gen_tok_s") or 0) < GAP_RATIO * (b.get("gen_tok_s") or 0)
         ]
-    if not tainted:
+    if not tainted or len(tainted) < TAINTED_SHARE * len(evidence.decode):
         return None
     return reading(
         _S,
@@ -322,9 +323,9 @@ def _noise(evidence: Evidence) -> Reading | None:
 
 
 SERVING = (
-    *(_hot, _unlogged, _leaked, _unservable, _collapsed, _wrong_text, _defect, _starved, _slots, _kv_pressure, _capped),
-    *(_unoffered, _compiled_meanwhile, speculation.drafting_baseline, _graphs_off),
-    *(speculation.switched_off, speculation.by_class, speculation.builds, *COMPARING, _neighbour),
-    *(speculation.no_sample, speculation.inactive, speculation.adaptive, speculation.broken, speculation.mismatched),
-    *(_cached, speculation.baseline, _gap, speculation.too_small, _ranks, _noise),
+    *(_hot, _unlogged, _leaked, _unservable, _collapsed, _wrong_text, _defect, _starved, _slots, _kv_pressure),
+    *(speculation.drafting_baseline, speculation.switched_off, speculation.broken, _capped, _unoffered),
+    *(_compiled_meanwhile, _graphs_off, speculation.by_class, speculation.builds, *COMPARING, _neighbour),
+    *(speculation.no_sample, speculation.inactive, speculation.adaptive, speculation.mismatched),
+    *(speculation.barely_tried, _cached, speculation.baseline, _gap, speculation.too_small, _ranks, _noise),
 )

@@ -96,16 +96,10 @@ def switched_off(evidence: Evidence) -> Reading | None:
 
 
 def broken(evidence: Evidence) -> Reading | None:
-    """An accept length of exactly 1: nothing is ever accepted, or too little was tried."""
-    lines = evidence.having("accept_len_tokens")
-    if not lines or not evidence.speculates:
-        return None
-    lengths = [line.get("accept_len_tokens") or 0.0 for line in lines]
-    if max(lengths) > 1 + BROKEN_WITHIN:
-        return None
-    steps = _verify_steps(evidence, lines)
+    """An accept length of exactly 1 over enough verify steps: nothing is ever accepted."""
+    lines, steps = _unaccepted(evidence)
     if steps < VERIFY_STEPS_MIN:
-        return reading(_S, "sample-too-small", f"nothing was accepted, over about {steps:.0f} verify steps only")
+        return None
     advice = "check the method's name, the drafter's weights and their quantisation; it is no matter of the workload"
     return reading(
         _S,
@@ -114,6 +108,23 @@ def broken(evidence: Evidence) -> Reading | None:
         advice,
         evidence=tuple(line.text for line in lines),
     )
+
+
+def barely_tried(evidence: Evidence) -> Reading | None:
+    """An accept length of exactly 1, over too few steps to say why."""
+    lines, steps = _unaccepted(evidence)
+    if not lines:
+        return None
+    return reading(_S, "sample-too-small", f"nothing was accepted, over about {steps:.0f} verify steps only")
+
+
+def _unaccepted(evidence: Evidence) -> tuple[tuple[Line, ...], float]:
+    """The lines on acceptance if all of them say that nothing was accepted, and the verify steps behind them."""
+    lines = evidence.having("accept_len_tokens")
+    lengths = [line.get("accept_len_tokens") or 0.0 for line in lines]
+    if not lines or not evidence.speculates or max(lengths) > 1 + BROKEN_WITHIN:
+        return (), 0.0
+    return lines, _verify_steps(evidence, lines)
 
 
 def _verify_steps(evidence: Evidence, lines: tuple[Line, ...]) -> float:

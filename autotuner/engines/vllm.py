@@ -198,7 +198,7 @@ def _load_window(line: str) -> Window:
         queued=number(fields.get("Waiting", fields.get("Pending"))),  # Pending: releases before V1
         gen_tok_s=number(fields.get("Avg generation throughput")),
         cache_hit=_hit(fields.get("Prefix cache hit rate")),
-        prefill=bool(number(fields.get("Avg prompt throughput"))),
+        prompt_tok_s=number(fields.get("Avg prompt throughput")),
         preemptions=whole(fields.get("Preemptions")) or 0,
         rank=_rank(line),
     )

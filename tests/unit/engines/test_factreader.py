@@ -80,6 +80,7 @@ def test_texts_that_never_repeat_do_not_fill_the_memory() -> None:
         word = "".join(chr(97 + (number >> 4 * i) % 16) for i in range(4))
         reader.feed(f"prompt {word}\n".encode() * 2)
     assert len(reader._plans) <= SHAPES_MAX
+    assert len(reader._once) <= SHAPES_MAX
     assert len(reader.tail) == 10
 
 

@@ -185,7 +185,7 @@ def test_the_load_line_is_read_in_every_release(line: str) -> None:
 
 
 def test_a_window_with_prompt_tokens_is_no_steady_state() -> None:
-    assert window("Engine 000: Avg prompt throughput: 5.0 tokens/s, Avg generation throughput: 1.0 tokens/s").prefill
+    assert window("Engine 000: Avg prompt throughput: 5.0 tokens/s, Avg generation throughput: 1.0 tokens/s").prompt_tok_s
 
 
 def test_engines_beyond_the_first_are_told_apart() -> None:
