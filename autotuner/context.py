@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from autotuner.core.candidate import Candidate
+from autotuner.core.effective import merge, overlay
 from autotuner.core.policy import Policy
 from autotuner.core.redact import redact_argv
 from autotuner.core.shell import command_line
@@ -43,9 +44,13 @@ class LogReader:
     engine: Engine
     offset: int = 0
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
-    running_cap: int | None = None
-    speculating: bool | None = None
+    said: dict[tuple[str, str], Effective] = field(default_factory=dict)  # by source and rank, later over earlier
     _splitter: LineSplitter = field(default_factory=LineSplitter)
+
+    @property
+    def running_cap(self) -> int | None:
+        """The requests that the whole server runs at once, as far as its log says."""
+        return merge(self.said.values()).running_cap
 
     async def facts(self) -> tuple[LogFact, ...]:
         """Return the facts of the lines that are new since the last call."""
@@ -68,8 +73,8 @@ class LogReader:
         facts = self.engine.read_line(line)
         for fact in facts:
             if isinstance(fact, Effective):
-                self.running_cap = fact.running_cap if fact.running_cap is not None else self.running_cap
-                self.speculating = fact.speculating if fact.speculating is not None else self.speculating
+                key = (fact.source, fact.rank)
+                self.said[key] = overlay(self.said[key], fact) if key in self.said else fact
         return facts
 
 

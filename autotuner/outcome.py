@@ -265,6 +265,7 @@ def _trial_draft(
             ready_s=last.ready_s if last else None,
             diagnosis=last.diagnosis if last and natural else None,
             next_step=_next_step(ctx, judgement, ladder, proposed),
+            differences=last.configuration.differences if last and last.configuration else (),
         )
     )
 

@@ -8,12 +8,16 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Literal
 
 from autotuner.core.candidate import Candidate, flag_name
 from autotuner.engines.base import Effective
 
-_SOURCES = ("arguments", "log", "server")  # the later one is believed
-_SUMMED = ("running_cap", "kv_tokens")  # a rank's own figures; all others hold for the whole server
+_SOURCES: tuple[Literal["arguments", "log", "server"], ...] = (
+    "arguments",
+    "log",
+    "server",
+)  # the later one is believed
 EACH = "each"  # as a rank: the figure is that of each data-parallel rank
 
 _VALUES = tuple(f.name for f in fields(Effective) if f.name not in {"rank", "source"})
@@ -161,12 +165,18 @@ def _whole_server(by_rank: dict[str, Effective], known_dp: int | None) -> Effect
         whole = overlay(whole, replace(fact, running_cap=None, kv_tokens=None))
     ranks = {rank: fact for rank, fact in by_rank.items() if rank not in {"", EACH}}
     dp = whole.dp or known_dp or len(ranks) or 1
-    for name in _SUMMED:
-        own = [value for fact in ranks.values() if (value := getattr(fact, name)) is not None]
-        each = getattr(by_rank[EACH], name) if EACH in by_rank else None
-        if own or each is not None:
-            whole = replace(whole, **{name: sum(own) if own else each * dp})
+    cap, tokens = (_total(by_rank, ranks, name, dp) for name in ("running_cap", "kv_tokens"))
+    whole = overlay(whole, Effective(running_cap=cap, kv_tokens=tokens))
     return replace(whole, dp=whole.dp or (len(ranks) if len(ranks) > 1 else None), rank="")
+
+
+def _total(by_rank: dict[str, Effective], ranks: dict[str, Effective], name: str, dp: int) -> int | None:
+    """The sum of what the ranks say, or what one of them says times their number."""
+    own = [value for fact in ranks.values() if (value := getattr(fact, name)) is not None]
+    each = getattr(by_rank[EACH], name) if EACH in by_rank else None
+    if own:
+        return int(sum(own))
+    return int(each) * dp if each is not None else None
 
 
 def _running_cap(asked: Effective, effective: Effective, demand: Demand, engine: str) -> Difference | None:

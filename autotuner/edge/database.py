@@ -14,7 +14,11 @@ from typing import Any
 
 from autotuner.errors import DiskFull, StoreError
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
+# From the schema of that number to the next. A step is never changed once it was released.
+MIGRATIONS = {
+    "1": "ALTER TABLE launches ADD COLUMN configuration TEXT; UPDATE meta SET value = '2' WHERE key = 'schema';",
+}
 BUSY_TIMEOUT_S = 10.0
 
 
@@ -87,19 +91,36 @@ class Database:
         return str(row[0]) if row else "no answer"
 
     def _create(self) -> None:
-        row = self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()
-        if row is not None:
-            found = self._connection.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
-            if found is not None and found[0] == SCHEMA_VERSION:
-                return
-            if found is not None:
-                raise StoreError(
-                    f"the state database {self._path} has schema {found[0]}; this autotuner knows {SCHEMA_VERSION}"
-                )
+        found = self._schema()
+        if found == SCHEMA_VERSION:
+            return
+        if found is not None:
+            self._migrate(found)
+            return
         schema = (files("autotuner.edge") / "schema.sql").read_text(encoding="utf-8")
         self._connection.executescript(
             f"BEGIN IMMEDIATE; {schema} INSERT OR IGNORE INTO meta VALUES ('schema', '{SCHEMA_VERSION}'); COMMIT;"  # noqa: S608
         )
+
+    def _schema(self) -> str | None:
+        """The number of the schema; None where there is none yet."""
+        if self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone() is None:
+            return None
+        row = self._connection.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+        return str(row[0]) if row is not None else None
+
+    def _migrate(self, found: str) -> None:
+        """Bring an older schema up to date, all steps or none; another process may do the same at this moment."""
+        with self.transaction():
+            at = self._schema() or found
+            while at in MIGRATIONS:
+                for statement in filter(str.strip, MIGRATIONS[at].split(";")):
+                    self._connection.execute(statement)
+                at = self._schema() or ""
+            if at != SCHEMA_VERSION:
+                raise StoreError(
+                    f"the state database {self._path} has schema {at}; this autotuner knows {SCHEMA_VERSION}"
+                )
 
 
 @contextmanager

@@ -64,7 +64,8 @@ CREATE TABLE IF NOT EXISTS launches (
   ended_at TEXT,
   exit_code INTEGER,
   end_asked INTEGER NOT NULL DEFAULT 0,
-  diagnosis TEXT               -- engines.base.Diagnosis
+  diagnosis TEXT,              -- engines.base.Diagnosis
+  configuration TEXT           -- core.effective.Configuration: what the server resolved; since schema 2
 );
 CREATE INDEX IF NOT EXISTS launches_by_state ON launches (slot, state);
 

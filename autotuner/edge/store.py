@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 
 from autotuner.bench.workload import Benchmark
 from autotuner.core.candidate import Candidate
+from autotuner.core.effective import Configuration
 from autotuner.core.entry import GENESIS, Draft, Entry, render
 from autotuner.core.policy import Fired
 from autotuner.core.state import LaunchState, Purpose, TrialState, Verdict, launch_may, trial_may
@@ -77,6 +78,7 @@ class LaunchRow:
     exit_code: int | None
     end_asked: bool
     diagnosis: Diagnosis | None
+    configuration: Configuration | None = None
 
 
 @dataclass(frozen=True)
@@ -273,6 +275,17 @@ class Store:
             "(? IS NULL OR slot = ?) AND (? IS NULL OR trial_id = ?) ORDER BY rowid", slot, slot, trial_id, trial_id
         )
 
+    def twin_trial(self, trial: Trial, identity: str) -> Trial | None:
+        """Return the latest trial of another candidate that measured a server of this identity on the same terms, if any."""
+        found = self._trials(
+            "slot = ? AND benchmark_hash = ? AND candidate_id != ? AND id != ? AND state = 'done' AND verdict != 'error'"
+            " AND EXISTS (SELECT 1 FROM results WHERE trial_id = trials.id)"
+            " AND EXISTS (SELECT 1 FROM launches WHERE trial_id = trials.id"
+            " AND json_extract(configuration, '$.identity') = ?) ORDER BY id DESC LIMIT 1",
+            *(trial.slot, trial.benchmark_hash, trial.candidate_id, trial.id, identity),
+        )
+        return next(iter(found), None)
+
     def restore_failures(self, slot: str, candidate_id: str, boot_id: str, since_mono_s: float) -> int:
         """Count the launches of a best-known that ended without being asked to, since then in this boot."""
         row = self.db.one(
@@ -402,11 +415,18 @@ def judgement_columns(judgement: Judgement) -> dict[str, Any]:
     }
 
 
+def configuration_json(configuration: Configuration) -> str:
+    """Given what a launch resolved to, return its column."""
+    return _CONFIGURATION.dump_json(configuration).decode()
+
+
+_CONFIGURATION = TypeAdapter(Configuration)
 _FROM_JSON: dict[str, Callable[[str], Any]] = {
     "ended": Fired.model_validate_json,
     "reasons": lambda text: tuple(json.loads(text)),
     "score": lambda text: Interval(**json.loads(text)),
     "diagnosis": TypeAdapter(Diagnosis).validate_json,
+    "configuration": _CONFIGURATION.validate_json,
     "gpu_used_mib": lambda text: {int(k): v for k, v in json.loads(text).items()},
 }
 
