@@ -107,7 +107,7 @@ def _graph_max_batch(said: dict[str, Any]) -> int | None:
     return max(sizes, default=None)
 
 
-def _digest(said: dict[str, Any], cap: int | None) -> str:
+def _digest(said: dict[str, Any], cap: int | None) -> str | None:
     """Of every resolved argument that could make a server another one; the planned graphs without those above the cap."""
     kept = {
         key: value
@@ -118,4 +118,8 @@ def _digest(said: dict[str, Any], cap: int | None) -> str:
         if isinstance(kept.get(key), list):
             sizes = {size for size in map(count, kept[key]) if size is not None}
             kept[key] = sorted(size for size in sizes if cap is None or size <= cap)
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+    try:
+        text = json.dumps(kept, sort_keys=True)
+    except RecursionError:  # nested just so deep that it could be read
+        return None
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
