@@ -37,7 +37,8 @@ def twin(ctx: SlotContext, row: LaunchRow, resolved: Configuration) -> Fired | N
     trial = ctx.store.trial(row.trial_id)
     if trial.is_baseline:
         return None
-    earlier = ctx.store.twin_trial(trial, resolved.identity)
+    twins = ctx.store.twin_trials(trial, resolved.identity)
+    earlier = next((t for t in twins if any(not r.figures.void for r in ctx.store.results(t.id))), None)
     if earlier is None:
         return None
     sentence = (

@@ -275,16 +275,14 @@ class Store:
             "(? IS NULL OR slot = ?) AND (? IS NULL OR trial_id = ?) ORDER BY rowid", slot, slot, trial_id, trial_id
         )
 
-    def twin_trial(self, trial: Trial, identity: str) -> Trial | None:
-        """Return the latest trial of another candidate that measured a server of this identity on the same terms, if any."""
-        found = self._trials(
+    def twin_trials(self, trial: Trial, identity: str) -> list[Trial]:
+        """Return the ended trials of other candidates on servers of this identity, under one benchmark, newest first."""
+        return self._trials(
             "slot = ? AND benchmark_hash = ? AND candidate_id != ? AND id != ? AND state = 'done' AND verdict != 'error'"
-            " AND EXISTS (SELECT 1 FROM results WHERE trial_id = trials.id)"
             " AND EXISTS (SELECT 1 FROM launches WHERE trial_id = trials.id"
-            " AND json_extract(configuration, '$.identity') = ?) ORDER BY id DESC LIMIT 1",
+            " AND json_extract(configuration, '$.identity') = ?) ORDER BY id DESC",
             *(trial.slot, trial.benchmark_hash, trial.candidate_id, trial.id, identity),
         )
-        return next(iter(found), None)
 
     def restore_failures(self, slot: str, candidate_id: str, boot_id: str, since_mono_s: float) -> int:
         """Count the launches of a best-known that ended without being asked to, since then in this boot."""

@@ -85,7 +85,7 @@ _CONTEXT = re.compile(r"\bcontext_len=(\d+)")
 _BACKEND = re.compile(r"Attention backend not [^.]{0,40}\. Use (\w+) backend")
 _NO_CUSTOM_ALL_REDUCE = re.compile(r"Custom allreduce is disabled|Setup Custom allreduce failed")
 _KV_DTYPE = re.compile(r"Using KV cache dtype: ([\w.]+)")
-_DP = re.compile(r"\bDP\d{1,4}\b")
+_DP = re.compile(r"\b(DP\d{1,4})\b")
 # The target's own decode or verify graphs; a drafter's and the prefill's say nothing about the decode batch.
 _GRAPHS = re.compile(
     r"Capture (?:cuda graph|target (?:decode|verify) CUDA graph begin.{0,300}?) ?\bbs ?=? ?\[([\d, ]+)\]"

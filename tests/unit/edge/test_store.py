@@ -16,14 +16,16 @@ import pytest
 from autotuner.bench.measurement import Figures
 from autotuner.bench.workload import Benchmark
 from autotuner.core.candidate import Candidate, Launch
+from autotuner.core.effective import Configuration, Difference
 from autotuner.core.entry import GENESIS, Draft, link
 from autotuner.core.policy import built_in
 from autotuner.core.state import LaunchState, Purpose, TrialState, Verdict, launch_may, trial_may
 from autotuner.core.statistics import Interval
 from autotuner.core.verdict import Judgement, LevelResult
+from autotuner.edge import database
 from autotuner.edge.database import Database
-from autotuner.edge.store import LaunchRow, SlotRow, Store, judgement_columns
-from autotuner.engines.base import Diagnosis
+from autotuner.edge.store import LaunchRow, SlotRow, Store, configuration_json, judgement_columns
+from autotuner.engines.base import Diagnosis, Effective
 from autotuner.errors import DiskFull, NotFound, StoreError
 
 AT = "2026-02-23 00:14:07Z"
@@ -420,8 +422,90 @@ def test_a_schema_of_another_version_is_refused(tmp_path: Path) -> None:
     store = Store(path)
     store.db.run("UPDATE meta SET value = '99' WHERE key = 'schema'")
     store.close()
-    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 1"):
+    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 2"):
         Store(path)
+
+
+def as_schema_1(path: Path) -> None:
+    """Turn a database into what an autotuner of schema 1 left behind."""
+    raw = sqlite3.connect(path, isolation_level=None)
+    raw.execute("ALTER TABLE launches DROP COLUMN configuration")
+    raw.execute("UPDATE meta SET value = '1' WHERE key = 'schema'")
+    raw.close()
+
+
+def test_an_older_schema_is_brought_up_to_date_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    store = Store(path)
+    store.put_candidate(candidate(), "name = 'a'", "a.toml")
+    store.add_launch(launch_row())
+    store.close()
+    as_schema_1(path)
+    for _ in range(2):
+        store = Store(path)
+        assert store.launch("l1") == launch_row()
+        assert store.db.one("SELECT value FROM meta WHERE key = 'schema'")["value"] == "2"  # type: ignore[index]
+        store.close()
+
+
+def test_a_step_that_fails_leaves_the_older_schema_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state.db"
+    Store(path).close()
+    as_schema_1(path)
+    monkeypatch.setitem(database.MIGRATIONS, "1", database.MIGRATIONS["1"] + "INSERT INTO nowhere VALUES (1);")
+    with pytest.raises(StoreError, match="nowhere"):
+        Store(path)
+    monkeypatch.undo()
+    Store(path).close()
+
+
+def test_two_processes_that_open_an_older_schema_both_get_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    Store(path).close()
+    as_schema_1(path)
+    processes = [SPAWN.Process(target=open_and_close, args=(path,)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+def open_and_close(path: Path) -> None:
+    Store(path).close()
+
+
+def test_what_a_launch_resolved_is_kept_with_it(store: Store) -> None:
+    resolved = Configuration(
+        Effective(running_cap=48, speculating=True, version="0.5.12", source="server"),
+        (Difference("running requests", "nothing", "48", "80 of 128 wait", "set it"),),
+        "0123456789abcdef",
+    )
+    store.add_launch(launch_row())
+    assert store.launch("l1").configuration is None
+    store.update_launch("l1", configuration=configuration_json(resolved))
+    assert store.launch("l1").configuration == resolved
+
+
+def test_twins_are_other_candidates_of_one_identity_under_one_benchmark_that_came_to_an_end(store: Store) -> None:
+    def tried(name: str, identity: str, *, end: bool = True, verdict: Verdict = Verdict.PASS) -> int:
+        trial = add(store, name)
+        store.move_trial(trial, TrialState.RUNNING)
+        store.add_launch(launch_row(f"l{trial}", candidate_id=store.trial(trial).candidate_id, trial_id=trial))
+        kept = configuration_json(Configuration(Effective(), (), identity))
+        store.update_launch(f"l{trial}", configuration=kept)
+        if end:
+            store.move_trial(trial, TrialState.DONE, verdict=verdict)
+        return trial
+
+    first, second = tried("one", "x"), tried("two", "x", verdict=Verdict.FAIL)
+    tried("other", "y")
+    tried("broken", "x", verdict=Verdict.ERROR)
+    again = tried("one", "x")
+    mine = tried("three", "x", end=False)
+    assert [t.id for t in store.twin_trials(store.trial(mine), "x")] == [again, second, first]
+    assert [t.id for t in store.twin_trials(store.trial(again), "x")] == [second], "the same candidate is tried again"
+    assert store.twin_trials(store.trial(mine), "z") == []
 
 
 def test_a_damaged_file_is_said_to_be_damaged(tmp_path: Path) -> None:
