@@ -86,7 +86,9 @@ async def await_serving(ctx: SlotContext, action: decide.AwaitServing) -> None:
                 await _start_failed(following, seen)
                 return
             if await _serves(ctx, probe, row.id):
-                _now_serving(following, await resolve.configuration(ctx, row, following.candidate, probe))
+                ready_s = following.elapsed_s
+                resolved = await resolve.configuration(ctx, row, following.candidate, probe)
+                _now_serving(ctx, row, ready_s, resolved)
                 return
             fired = following.fired(server_facts(alive=True, exit_code=None, diagnosis=None))
             if fired is not None:
@@ -213,16 +215,13 @@ async def _serves(ctx: SlotContext, probe: Probe, launch_id: str) -> bool:
     return holder is not None and holder.launch_id == launch_id
 
 
-def _now_serving(following: _Following, resolved: Configuration) -> None:
-    ctx, row = following.ctx, following.row
+def _now_serving(ctx: SlotContext, row: LaunchRow, ready_s: float, resolved: Configuration) -> None:
     with ctx.store.transaction():
-        ctx.store.move_launch(
-            row.id, LaunchState.SERVING, ready_s=following.elapsed_s, configuration=configuration_json(resolved)
-        )
+        ctx.store.move_launch(row.id, LaunchState.SERVING, ready_s=ready_s, configuration=configuration_json(resolved))
         if row.trial_id is not None and (fired := resolve.twin(ctx, row, resolved)) is not None:
             ctx.store.update_trial(row.trial_id, ended=fired.model_dump_json())
         if row.purpose is Purpose.RESTORE:
-            outcome.restored(ctx, row, following.elapsed_s)
+            outcome.restored(ctx, row, ready_s)
     ctx.verified.add(row.id)
     ctx.live = Live(stage=Stage.GENERATING.value)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from autotuner.core.candidate import Candidate, flag_argv
 from autotuner.engines import prometheus, sglang_flags, sglang_info
-from autotuner.engines.answers import dtype
+from autotuner.engines.answers import dtype, word
 from autotuner.engines.base import (
     Counters,
     Diagnosis,
@@ -292,8 +292,7 @@ def _resolved(dump: str) -> tuple[Effective, ...]:
 
 def _said(dump: str, name: str) -> str | None:
     """An argument that is not left open."""
-    value = _argument(dump, name)
-    return None if value in {"None", "null", ""} else value
+    return word(_argument(dump, name))
 
 
 def _argument(dump: str, name: str) -> str | None:

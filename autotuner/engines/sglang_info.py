@@ -28,7 +28,7 @@ watchdog_timeout soft_watchdog_timeout show_time_cost enable_metrics crash_dump_
 # Known by what came of them, so that two ways of asking for one thing are one: see Effective.
 _COVERED = frozenset(
     """
-max_running_requests pp_max_micro_batch_size context_length kv_cache_dtype cuda_graph_max_bs cuda_graph_max_bs_decode
+max_running_requests context_length kv_cache_dtype cuda_graph_max_bs cuda_graph_max_bs_decode
 decode_cuda_graph_bs disable_custom_all_reduce
 """.split()  # noqa: SIM905 - as above
 )
@@ -114,6 +114,8 @@ def _digest(said: dict[str, Any], cap: int | None) -> str | None:
         for key, value in said.items()
         if key not in _VOLATILE | _COVERED and not names_secret(key) and not key.startswith(("_", "log_", "bucket_"))
     }
+    if said.get("pp_size") == 1:
+        kept.pop("pp_max_micro_batch_size", None)  # follows the cap, and means nothing without a pipeline
     for key in _BATCHES:
         if isinstance(kept.get(key), list):
             sizes = {size for size in map(count, kept[key]) if size is not None}

@@ -328,7 +328,7 @@ def _all_reduce(line: str) -> str | None:
         return "nccl"
     named = group_of(_ALL_REDUCE, line)
     words = [part.strip(" '\"").lower() for part in named.split(",")] if named else []
-    return ", ".join("nccl" if part == "pynccl" else part for part in words if part) or None
+    return word(", ".join("nccl" if part == "pynccl" else part for part in words if part))
 
 
 def _graph_max_batch(dump: str) -> int | None:

@@ -76,13 +76,7 @@ def resolved(ctx: SlotContext, row: LaunchRow, probe: FakeProbe | None = None) -
 
 def serve(ctx: SlotContext, row: LaunchRow, kept: Configuration) -> Trial:
     """What happens when it serves; return the trial afterwards."""
-
-    class Following:
-        elapsed_s = 12.0
-
-    following: Any = Following()
-    following.ctx, following.row = ctx, row
-    _now_serving(following, kept)
+    _now_serving(ctx, row, 12.0, kept)
     assert row.trial_id is not None
     return ctx.store.trial(row.trial_id)
 
