@@ -16,12 +16,10 @@ from autotuner.edge.store import LaunchRow, Trial
 async def configuration(ctx: SlotContext, row: LaunchRow, candidate: Candidate, probe: Probe) -> Configuration:
     """Ask the server's info endpoints once and merge their answers with what its log said; one that is silent says nothing."""
     engine = ctx.engine(candidate)
-    said = list(ctx.log(row.id, engine).said.values())
-    for paths in engine.info_paths(candidate):
-        answered = await probe.info(paths)
-        if answered is not None:
-            said.append(engine.read_info(*answered))
-    effective = merge(said)
+    answers = [answer for paths in engine.info_paths(candidate) if (answer := await probe.info(paths)) is not None]
+    log = ctx.log(row.id, engine)
+    await log.facts()  # the lines between the last look at the start and the first token
+    effective = merge([*log.said.values(), *(engine.read_info(path, text) for path, text in answers)])
     demand = _demand(ctx.store.trial(row.trial_id)) if row.trial_id is not None else Demand()
     found = differences(engine.asked(candidate), effective, demand, candidate.engine, candidate.launch.env)
     return Configuration(effective, found, identity(candidate, effective))

@@ -31,13 +31,14 @@ def read(path: str, text: str) -> Effective:
 def asked(candidate: Candidate, *, speculating: bool, steps: int | None) -> Effective:
     """Given a candidate and what it asks of speculation, return what its flags ask for, the context as one slot's.
 
-    The context is divided by an explicit number of slots, unless they share it; 0 leaves it to the model.
+    The context is divided by the number of slots, unless they share it; 0 leaves it to the model. Without a number of
+    slots it depends on the build whether they share it, so then nothing is asked of one slot.
     """
     slots, context = flag_count(candidate, "parallel", "np"), flag_count(candidate, "ctx-size", "c")
-    parts = 1 if candidate.arg("kv-unified", "kvu") else slots or 1
+    parts = 1 if candidate.arg("kv-unified", "kvu") else slots
     return Effective(
         running_cap=slots or None,
-        context_len=context // parts if context else None,
+        context_len=context // parts if context and parts else None,
         speculating=speculating,
         spec_steps=steps,
         source="arguments",

@@ -26,6 +26,13 @@ BENCHMARK = Benchmark(levels=(1, 8, 128))
 SETTINGS = Settings.model_validate({"state_dir": "/nowhere", "slots": {"kimi": {"port": 8000}}})
 
 
+class FakeHost:
+    """Its servers' logs are the recorded one, whole; nothing of it was read before the server served."""
+
+    async def read_log(self, launch_id: str, offset: int) -> bytes:
+        return (RECORDINGS / "sglang-0.5.12-eagle3-capped.log").read_bytes()[offset:]
+
+
 class FakeProbe:
     """Answers at some paths, and remembers what it was asked."""
 
@@ -46,7 +53,7 @@ def candidate(name: str, engine: Any = "sglang", **args: Any) -> Candidate:
 @pytest.fixture
 def ctx(tmp_path: Path) -> Any:
     store = Store(tmp_path / "state.db")
-    yield SlotContext("kimi", SETTINGS, (), store, host=None)  # type: ignore[arg-type]
+    yield SlotContext("kimi", SETTINGS, (), store, host=FakeHost())  # type: ignore[arg-type]
     store.close()
 
 
@@ -61,10 +68,6 @@ def begin(ctx: SlotContext, made: Candidate, **trial: Any) -> LaunchRow:
         gpu_used_mib={}, ended_at=None, exit_code=None, end_asked=False, diagnosis=None,
     )  # fmt: skip
     ctx.store.add_launch(row)
-    reader = LogReader(None, row.id, ctx.engine(made))  # type: ignore[arg-type]
-    for line in (RECORDINGS / "sglang-0.5.12-eagle3-capped.log").read_text().splitlines():
-        reader._read(line)
-    ctx.logs[row.id] = reader
     return row
 
 
@@ -120,7 +123,7 @@ def test_what_was_resolved_is_recorded_with_the_launch_and_sets_the_cap_of_the_l
     kept = ctx.store.launch(row.id)
     assert kept.state is LaunchState.SERVING
     assert kept.configuration is not None
-    ctx.logs.clear()  # as after a restart of the daemon
+    ctx.logs.clear()  # as after a restart of the daemon, before the log is read again
     assert row.trial_id is not None
     plan = measure._Level(ctx, RunLevel(row.trial_id, row.id, 128)).gather.plan
     assert (plan.cap, plan.graph_max_batch) == (48, 48)

@@ -265,6 +265,7 @@ def test_an_error_of_llama_server_says_nothing() -> None:
             {"running_cap": 4, "context_len": 2048, "speculating": False},
         ),
         (candidate("llamacpp", parallel=-1, ctx_size=0), {"speculating": False}),
+        (candidate("llamacpp", ctx_size=2048), {"speculating": False}),
     ],
 )  # fmt: skip
 def test_what_a_candidate_leaves_open_is_not_asked(asked: Candidate, expected: dict[str, Any]) -> None:
