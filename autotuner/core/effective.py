@@ -20,6 +20,8 @@ _SOURCES: tuple[Literal["arguments", "log", "server"], ...] = (
 )  # the later one is believed
 EACH = "each"  # as a rank: the figure is that of each data-parallel rank
 
+_OPEN = "nothing"  # asked for: the server chooses
+
 _VALUES = tuple(f.name for f in fields(Effective) if f.name not in {"rank", "source"})
 
 # What must be known before two servers can be called the same.
@@ -82,7 +84,12 @@ class Difference:
 
     def __str__(self) -> str:
         """One sentence."""
-        said = f"{self.what}: asked {self.asked}, in force {self.effective}; {self.why}"
+        sides = f"asked {self.asked}, in force {self.effective}"
+        if self.asked == _OPEN:
+            sides = f"{self.effective} in force, nothing asked"
+        elif self.asked == self.effective:
+            sides = f"{self.effective} as asked"
+        said = f"{self.what}: {sides}; {self.why}"
         return f"{said} ({self.advice})" if self.advice else said
 
 
@@ -324,4 +331,4 @@ def _backend(name: str) -> str:
 
 
 def _said(value: int | None) -> str:
-    return str(value) if value is not None else "nothing"
+    return str(value) if value is not None else _OPEN

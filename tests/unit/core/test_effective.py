@@ -112,11 +112,18 @@ def test_nothing_known_is_no_difference() -> None:
 def test_a_cap_below_the_largest_level_says_how_many_wait_and_what_lifts_it() -> None:
     difference = the_one(Effective(speculating=True), running_cap=48, speculating=True)
     assert str(difference) == (
-        "running requests: asked nothing, in force 48; 80 of 128 requests wait at the largest level: a default of "
+        "running requests: 48 in force, nothing asked; 80 of 128 requests wait at the largest level: a default of "
         "speculation, not its cost (set args.max-running-requests to 128 or more)"
     )
     assert "args.max-num-seqs" in the_one(running_cap=48, engine="vllm").advice
     assert "args.parallel" in the_one(running_cap=48, engine="llamacpp").advice
+
+
+def test_a_cap_that_was_asked_for_and_is_below_the_largest_level_is_told_too() -> None:
+    assert str(the_one(Effective(running_cap=48), running_cap=48)) == (
+        "running requests: 48 as asked; 80 of 128 requests wait at the largest level "
+        "(set args.max-running-requests to 128 or more)"
+    )
 
 
 def test_a_cap_below_what_was_asked_is_a_difference_even_where_no_level_feels_it() -> None:

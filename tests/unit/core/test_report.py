@@ -311,7 +311,7 @@ def test_differences_and_contradictions_stand_in_the_entry() -> None:
     result = level(128, 849.0).model_copy(update={"contradictions": ("the log says 48, the metrics 128",)})
     draft = trial_entry(report(results=(result,), differences=(difference,)))
     assert bullet(draft, "Requested against effective") == (
-        "running requests: asked nothing, in force 48; 80 of 128 requests wait (set the cap)"
+        "running requests: 48 in force, nothing asked; 80 of 128 requests wait (set the cap)"
     )
     assert bullet(draft, "Log against metrics") == "concurrency 128: the log says 48, the metrics 128"
     labels = [label for label, _ in trial_entry(report()).bullets]
