@@ -10,6 +10,7 @@ from unit.core.building import level
 from autotuner import measure, outcome, resolve
 from autotuner.act import _now_serving
 from autotuner.bench.workload import Benchmark
+from autotuner.cli.reading import _print_configuration
 from autotuner.context import LogReader, SlotContext
 from autotuner.core.candidate import Candidate, Launch
 from autotuner.core.decide import RunLevel
@@ -186,3 +187,15 @@ def test_the_log_reader_counts_ranks_together_and_forgets_nothing(ctx: SlotConte
 
 def test_a_configuration_survives_its_column() -> None:
     assert '"identity":"x"' in configuration_json(Configuration(Effective(), (), "x"))
+
+
+def test_show_tells_what_is_in_force_and_where_it_differs(ctx: SlotContext, capsys: pytest.CaptureFixture[str]) -> None:
+    _print_configuration(resolved(ctx, begin(ctx, candidate("eagle", **EAGLE))))
+    effective, differs, identity = capsys.readouterr().out.splitlines()
+    assert effective.startswith(
+        "  effective:  running cap 48, kv tokens 684832, context len 8192, attention backend triton"
+    )
+    assert "speculating yes" in effective
+    assert "arguments" not in effective
+    assert differs.startswith("  differs:    running requests: 48 in force, nothing asked; 80 of 128 requests wait")
+    assert identity.startswith("  identity:   ")
