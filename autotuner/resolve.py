@@ -7,6 +7,7 @@ from autotuner import outcome
 from autotuner.context import SlotContext
 from autotuner.core.candidate import Candidate
 from autotuner.core.effective import Configuration, Demand, differences, identity, merge
+from autotuner.core.objective import unusable
 from autotuner.core.policy import Fired, built_in
 from autotuner.core.state import Verdict
 from autotuner.edge.probes import Probe
@@ -36,7 +37,7 @@ def twin(ctx: SlotContext, row: LaunchRow, resolved: Configuration) -> Fired | N
     if trial.is_baseline:
         return None
     twins = ctx.store.twin_trials(trial, resolved.identity)
-    earlier = next((t for t in twins if any(not r.figures.void for r in ctx.store.results(t.id))), None)
+    earlier = next((t for t in twins if any(not unusable(r.figures) for r in ctx.store.results(t.id))), None)
     if earlier is None:
         return None
     sentence = (

@@ -92,6 +92,10 @@ def measured(ctx: SlotContext, row: LaunchRow, **figures: Any) -> None:
     ctx.store.move_trial(row.trial_id, TrialState.DONE, **verdict)
 
 
+USELESS: dict[str, dict[str, Any]] = {
+    "void": {"void": "the client was the limit"},
+    "no-token": {"output_tok_s": 0.0},
+}
 EAGLE = {
     "speculative_algorithm": "EAGLE3",
     "speculative_draft_model_path": "/models/bigeagle3",
@@ -154,7 +158,7 @@ def test_a_trial_on_a_server_that_was_measured_already_ends_at_once_and_points_t
     assert ctx.store.ladder("kimi") == []
 
 
-@pytest.mark.parametrize("why", ["baseline", "void", "unmeasured", "other-arguments"])
+@pytest.mark.parametrize("why", ["baseline", "void", "no-token", "unmeasured", "other-arguments"])
 def test_a_trial_is_measured_where_its_twin_says_nothing_about_it(ctx: SlotContext, why: str) -> None:
     first = begin(ctx, candidate("eagle", **EAGLE))
     kept = resolved(ctx, first)
@@ -163,7 +167,7 @@ def test_a_trial_is_measured_where_its_twin_says_nothing_about_it(ctx: SlotConte
         assert first.trial_id is not None
         ctx.store.move_trial(first.trial_id, TrialState.CANCELLED)
     else:
-        measured(ctx, first, **({"void": "the client was the limit"} if why == "void" else {}))
+        measured(ctx, first, **USELESS.get(why, {}))
     row = begin(ctx, candidate("twin", max_running_requests=48, **EAGLE), is_baseline=why == "baseline")
     mine = resolved(ctx, row)
     if why == "other-arguments":
