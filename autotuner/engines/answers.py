@@ -43,7 +43,8 @@ def word(value: Any) -> str | None:
     """Given a piece of JSON, return the name it is, on one line and without secrets; None where it leaves it open."""
     if not isinstance(value, str) or value.strip().lower() in _UNSAID:
         return None
-    return one_line(redact_text(value), WORD_MAX) or None
+    line = one_line(redact_text(value), WORD_MAX)
+    return "".join(letter for letter in line if letter.isprintable()).strip() or None
 
 
 def dtype(value: Any) -> str | None:
