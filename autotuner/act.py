@@ -6,10 +6,11 @@ Each may be cancelled or killed at any await: what is committed is true, and the
 import uuid
 from dataclasses import dataclass, field
 
-from autotuner import outcome
+from autotuner import outcome, resolve
 from autotuner.context import Live, LogReader, SlotContext, pulse
 from autotuner.core import decide
 from autotuner.core.candidate import Candidate
+from autotuner.core.effective import Configuration
 from autotuner.core.estimate import History, learn, remaining
 from autotuner.core.facts import server_facts, start_facts
 from autotuner.core.policy import Facts, Fired, Watch, built_in
@@ -19,7 +20,7 @@ from autotuner.core.state import LaunchState, Purpose, Verdict
 from autotuner.edge import clock
 from autotuner.edge.host import LaunchSpec, ServerSeen
 from autotuner.edge.probes import Probe
-from autotuner.edge.store import LaunchRow
+from autotuner.edge.rows import LaunchRow
 from autotuner.engines.base import Diagnosis, ServerExit, Stage
 from autotuner.engines.diagnosis import own_stop
 from autotuner.errors import HostError
@@ -90,7 +91,9 @@ async def await_serving(ctx: SlotContext, action: decide.AwaitServing) -> None:
                 await _start_failed(following, seen)
                 return
             if await _serves(ctx, probe, row.id):
-                _now_serving(following)
+                ready_s = following.elapsed_s
+                resolved = await resolve.configuration(ctx, row, following.candidate, probe)
+                _now_serving(following, ready_s, resolved)
                 return
             fired = following.fired(server_facts(alive=True, exit_code=None, diagnosis=None))
             if fired is not None:
@@ -233,13 +236,16 @@ async def _serves(ctx: SlotContext, probe: Probe, launch_id: str) -> bool:
     return holder is not None and holder.launch_id == launch_id
 
 
-def _now_serving(following: _Following) -> None:
+def _now_serving(following: _Following, ready_s: float, resolved: Configuration) -> None:
     ctx, row = following.ctx, following.row
     with ctx.store.transaction():
         stages = following.start.reached if following.from_the_beginning else ()
-        ctx.store.launch_served(row.id, following.elapsed_s, stages, following.engine_version)
+        version = resolved.effective.version or following.engine_version
+        ctx.store.launch_served(row.id, ready_s, stages, version, resolved)
+        if row.trial_id is not None and (fired := resolve.twin(ctx, row, resolved)) is not None:
+            ctx.store.update_trial(row.trial_id, ended=fired.model_dump_json())
         if row.purpose is Purpose.RESTORE:
-            outcome.restored(ctx, row, following.elapsed_s)
+            outcome.restored(ctx, row, ready_s)
     ctx.verified.add(row.id)
     ctx.live = Live(stage=Stage.GENERATING.value)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from autotuner.core.candidate import Candidate
+from autotuner.core.effective import merge, overlay
 from autotuner.core.policy import Policy
 from autotuner.core.redact import redact_argv
 from autotuner.core.shell import command_line
@@ -45,12 +46,16 @@ class LogReader:
     launch_id: str
     engine: Engine
     offset: int = 0
-    running_cap: int | None = None
-    speculating: bool | None = None
+    said: dict[tuple[str, str], Effective] = field(default_factory=dict)  # by source and rank, later over earlier
     _reader: FactReader = field(init=False)
 
     def __post_init__(self) -> None:
         self._reader = FactReader(self.engine, TAIL_LINES)
+
+    @property
+    def running_cap(self) -> int | None:
+        """The requests that the whole server runs at once, as far as its log says."""
+        return merge(self.said.values()).running_cap
 
     async def facts(self) -> tuple[LogFact, ...]:
         """Return the facts of the lines that are new since the last call."""
@@ -70,8 +75,8 @@ class LogReader:
     def _keep(self, facts: list[LogFact]) -> None:
         for fact in facts:
             if isinstance(fact, Effective):
-                self.running_cap = fact.running_cap if fact.running_cap is not None else self.running_cap
-                self.speculating = fact.speculating if fact.speculating is not None else self.speculating
+                key = (fact.source, fact.rank)
+                self.said[key] = overlay(self.said[key], fact) if key in self.said else fact
 
 
 @dataclass

@@ -22,7 +22,7 @@ from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.load import Load
 from autotuner.edge.probes import Probe
-from autotuner.edge.store import Trial
+from autotuner.edge.rows import Trial
 from autotuner.engines.base import Diagnosis, ServerExit
 from autotuner.errors import HostError
 
@@ -71,6 +71,7 @@ class _Level:
         self.benchmark = outcome.benchmark_of(self.trial)
         self.log = ctx.log(action.launch_id, self.engine)
         self.watch = Watch(ctx.policies)
+        self.resolved = ctx.store.launch(action.launch_id).configuration
         self.gather = Gather(self._plan())
         self.looks: list[_Look] = []
         self.fired: Fired | None = None
@@ -83,14 +84,16 @@ class _Level:
         objective = outcome.objective_of(self.ctx, self.benchmark)
         baseline = outcome.baseline_of(self.ctx, self.trial)
         best = baseline.get(self.action.level)
+        effective = self.resolved.effective if self.resolved else None
         return LevelPlan(
             concurrency=self.action.level,
             decides=weights_of(objective, self.benchmark.levels).get(self.action.level, 0.0) > 0,
-            cap=self.log.running_cap,
+            cap=(effective.running_cap if effective else None) or self.log.running_cap,
             speculation=self.engine.speculation(self.candidate),
             baseline_steps_s=baseline_steps(baseline),
             best=best.figures if best else None,
             launch_noise=outcome.noise_of(self.ctx, self.trial.benchmark_hash),
+            graph_max_batch=effective.graph_max_batch if effective else None,
         )
 
     async def wait_until_idle(self, probe: Probe) -> None:
@@ -192,6 +195,8 @@ class _Level:
             "trial.levels_done": float(done),
             "candidate.engine": self.candidate.engine,
         }
+        if self.resolved is not None and self.resolved.effective.version is not None:
+            trial["candidate.effective_differences"] = float(len(self.resolved.differences))
         return {**trial, **level_facts(self.gather.so_far(final))}
 
     def _look(self, on: When, facts: Facts) -> Fired | None:

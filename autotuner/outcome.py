@@ -17,7 +17,7 @@ from autotuner.core.statistics import launch_noise
 from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, judge
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
-from autotuner.edge.store import LaunchRow, Trial, judgement_columns
+from autotuner.edge.rows import LaunchRow, Trial, judgement_columns
 from autotuner.engines.base import Diagnosis
 
 _DIAGNOSIS = TypeAdapter(Diagnosis)
@@ -265,6 +265,7 @@ def _trial_draft(
             ready_s=last.ready_s if last else None,
             diagnosis=last.diagnosis if last and natural else None,
             next_step=_next_step(ctx, judgement, ladder, proposed),
+            differences=last.configuration.differences if last and last.configuration else (),
         )
     )
 

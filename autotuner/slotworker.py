@@ -13,7 +13,7 @@ from autotuner.core.state import Verdict
 from autotuner.core.verdict import judge, lost, next_level
 from autotuner.edge import clock
 from autotuner.edge.host import PortHolder
-from autotuner.edge.store import SlotRow, Trial
+from autotuner.edge.rows import SlotRow, Trial
 from autotuner.errors import HostError, StoreError
 
 RETRY_AFTER_S = 5.0  # a failed action is tried again, but not in a tight loop

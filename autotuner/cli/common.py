@@ -13,7 +13,8 @@ import click
 from autotuner.core.estimate import Estimate, in_words
 from autotuner.edge import clock, statusfile
 from autotuner.edge.files import lock_holder
-from autotuner.edge.store import Store, Trial
+from autotuner.edge.rows import Trial
+from autotuner.edge.store import Store
 from autotuner.errors import NotFound, Refused, TimedOut
 from autotuner.settings import Settings, find_settings, load_settings
 

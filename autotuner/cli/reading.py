@@ -7,8 +7,9 @@ import click
 
 from autotuner.cli.common import State, json_option, open_state, print_json, slot_option, table
 from autotuner.core.candidate import to_toml
+from autotuner.core.effective import Configuration
 from autotuner.core.report import duration, plus_minus, rate
-from autotuner.edge.store import LaunchRow, Trial
+from autotuner.edge.rows import LaunchRow, Trial
 from autotuner.errors import NotFound
 
 
@@ -168,6 +169,8 @@ def _print_trial(state: State, trial: Trial, launches: list[LaunchRow]) -> None:
         ready = f"ready after {duration(row.ready_s)}" if row.ready_s is not None else "never ready"
         why = f", {row.diagnosis.cause}: {row.diagnosis.sentence}" if row.diagnosis else ""
         click.echo(f"  launch:     {row.id} at {row.intended_at}, {ready}{why}")
+    if launches and (resolved := launches[-1].configuration) is not None:
+        _print_configuration(resolved)
     rows = []
     for r in state.store.results(trial.id):
         f, spec = r.figures, r.speculation
@@ -184,6 +187,7 @@ def _print_trial(state: State, trial: Trial, launches: list[LaunchRow]) -> None:
                 r.fired.rule if r.fired else (f.void and "void") or "",
             )
         )
+    contradicted = [f"C={r.concurrency}: {said}" for r in state.store.results(trial.id) for said in r.contradictions]
     if rows:
         header = (
             "level",
@@ -198,8 +202,26 @@ def _print_trial(state: State, trial: Trial, launches: list[LaunchRow]) -> None:
         )
         click.echo("")
         click.echo(table(rows, header))
+    for said in contradicted:
+        click.echo(f"contradiction at {said}")
     if trial.entry:
         click.echo(f"\njournal entry {trial.entry}: autotuner why {trial.id}")
+
+
+def _print_configuration(resolved: Configuration) -> None:
+    """What the server of the last launch resolved, and in what it is not what was asked for."""
+    hidden = {"rank", "source", "arguments"}
+    known = {k: v for k, v in asdict(resolved.effective).items() if v is not None and k not in hidden}
+    if known:
+        click.echo("  effective:  " + ", ".join(f"{k.replace('_', ' ')} {_plain(v)}" for k, v in known.items()))
+    for difference in resolved.differences:
+        click.echo(f"  differs:    {difference}")
+    if resolved.identity:
+        click.echo(f"  identity:   {resolved.identity}")
+
+
+def _plain(value: object) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def _print_log(state: State, launches: list[LaunchRow]) -> None:

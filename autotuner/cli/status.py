@@ -18,7 +18,7 @@ from autotuner.core.objective import pareto_front
 from autotuner.core.report import duration, rate
 from autotuner.core.state import LaunchState, TrialState
 from autotuner.edge import clock
-from autotuner.edge.store import Trial
+from autotuner.edge.rows import Trial
 
 
 @click.command()

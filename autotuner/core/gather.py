@@ -7,6 +7,7 @@ verify steps they are exact and win; otherwise the log's own decode lines do.
 from dataclasses import dataclass, field
 
 from autotuner.bench.measurement import Figures, Progress, interim_figures
+from autotuner.core.contradiction import contradictions
 from autotuner.core.facts import LevelSoFar
 from autotuner.core.ranks import RankJoiner
 from autotuner.core.speculation import assess, decode_rate, steady_windows
@@ -25,6 +26,7 @@ class LevelPlan:
     baseline_steps_s: dict[float, float]
     best: Figures | None
     launch_noise: float
+    graph_max_batch: int | None = None
 
 
 @dataclass
@@ -148,8 +150,14 @@ class Gather:
         """Given the level's final figures, return its result, not yet judged."""
         running, tok_s = self._decode(self.windows)
         spec = self.so_far(figures).speculation
+        found = contradictions(self.log_windows, self.metric_windows, figures, self.plan.graph_max_batch)
         return LevelResult(
-            concurrency=self.plan.concurrency, figures=figures, running=running, decode_tok_s=tok_s, speculation=spec
+            concurrency=self.plan.concurrency,
+            figures=figures,
+            running=running,
+            decode_tok_s=tok_s,
+            speculation=spec,
+            contradictions=found,
         )
 
     def _decode(self, windows: tuple[Window, ...]) -> tuple[float | None, float | None]:

@@ -64,6 +64,13 @@ FACTS: tuple[FactDefinition, ...] = (
         "outside a level",
     ),
     FactDefinition("candidate.engine", str, "", "sglang, vllm, llamacpp or command", "outside a level"),
+    FactDefinition(
+        "candidate.effective_differences",
+        float,
+        "",
+        "settings in force that differ from what was asked",
+        "server does not tell",
+    ),
     FactDefinition("best.measured", bool, "", "the best-known was measured at this level", "outside a level"),
     FactDefinition("best.output_tok_s", float, "tok/s", "the best-known's rate at this level", "not measured"),
     FactDefinition("best.ratio", float, "", "this candidate's rate / the best-known's", "either is not measured"),

@@ -7,6 +7,7 @@ what was done, and what comes next.
 from dataclasses import dataclass
 
 from autotuner.bench.measurement import Figures
+from autotuner.core.effective import Difference
 from autotuner.core.entry import Draft
 from autotuner.core.policy import Fired
 from autotuner.core.speculation import SpeculationAtLevel, loss_shares
@@ -37,6 +38,7 @@ class TrialReport:
     ready_s: float | None
     diagnosis: Diagnosis | None
     next_step: str
+    differences: tuple[Difference, ...] = ()
 
 
 def trial_entry(report: TrialReport) -> Draft:
@@ -179,6 +181,12 @@ def _bullets(report: TrialReport) -> list[tuple[str, str]]:
         bullets.append(
             ("Speculation", f"nothing was drafted at concurrency {' and '.join(silent)}, so there is nothing to judge")
         )
+    bullets += [("Requested against effective", str(difference)) for difference in report.differences]
+    bullets += [
+        ("Log against metrics", f"concurrency {result.concurrency}: {sentence}")
+        for result in report.results
+        for sentence in result.contradictions
+    ]
     if shares := _shares(report):
         bullets.append(("Causes", shares))
     if report.diagnosis is not None and not judgement.promote:

@@ -28,6 +28,7 @@ class LevelResult(BaseModel):
     speculation: SpeculationAtLevel | None = None
     fired: Fired | None = None
     proposal: Fired | None = None
+    contradictions: tuple[str, ...] = ()
 
     @property
     def step_s(self) -> float | None:

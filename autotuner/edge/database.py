@@ -17,7 +17,13 @@ from autotuner.errors import DiskFull, StoreError
 SCHEMA_VERSION = "2"
 # What turns a database of one schema into one of the next; a step is never changed once it was released.
 MIGRATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "1": ("2", ("ALTER TABLE launches ADD COLUMN engine_version TEXT",)),
+    "1": (
+        "2",
+        (
+            "ALTER TABLE launches ADD COLUMN engine_version TEXT",
+            "ALTER TABLE launches ADD COLUMN configuration TEXT",
+        ),
+    ),
 }
 BUSY_TIMEOUT_S = 10.0
 

@@ -98,9 +98,13 @@ class Probe:
         """Return the metrics page; None if there is none."""
         return await self._get(self._endpoints.metrics)
 
-    async def info(self) -> str | None:
-        """Return what the server says about its configuration; None if it does not."""
-        return await self._get(self._endpoints.info)
+    async def info(self, paths: str) -> tuple[str, str] | None:
+        """Ask at `new|old` what the server says of itself; return the path that answered with its text, None if none did."""
+        for path in paths.split("|"):
+            text = await self._get(path)
+            if text is not None:
+                return path, text
+        return None
 
     async def flush_cache(self) -> None:
         """Have the server forget its prefix cache, where it can."""

@@ -5,95 +5,20 @@ explains, and only then appended to the journal. Rows go out as the core's own t
 """
 
 import json
-import sqlite3
 import zlib
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from autotuner.bench.workload import Benchmark
 from autotuner.core.candidate import Candidate
+from autotuner.core.effective import Configuration
 from autotuner.core.entry import GENESIS, Draft, Entry, render
-from autotuner.core.policy import Fired
-from autotuner.core.state import LaunchState, Purpose, TrialState, Verdict, launch_may, trial_may
-from autotuner.core.statistics import Interval
-from autotuner.core.verdict import Judgement, LevelResult
+from autotuner.core.state import LaunchState, TrialState, launch_may, trial_may
+from autotuner.core.verdict import LevelResult
 from autotuner.edge.database import Database
-from autotuner.engines.base import Diagnosis
+from autotuner.edge.rows import LaunchRow, SlotRow, Trial, configuration_json, read_row
 from autotuner.errors import NotFound, StoreError
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A row of the queue or of the history."""
-
-    id: int
-    slot: str
-    candidate_id: str
-    name: str
-    hypothesis: str
-    benchmark: str
-    benchmark_hash: str
-    benchmark_body: str
-    state: TrialState
-    priority: int
-    is_baseline: bool
-    interruptions: int
-    ended: Fired | None
-    verdict: Verdict | None
-    promoted: bool
-    reasons: tuple[str, ...]
-    score: Interval | None
-    entry: int | None
-    enqueued_at: str
-    begun_at: str | None
-    begun_boot: str | None
-    begun_mono_s: float | None
-    ended_at: str | None
-    busy_s: float
-
-
-@dataclass(frozen=True)
-class LaunchRow:
-    """One start of a server, its whole life."""
-
-    id: str
-    slot: str
-    candidate_id: str
-    name: str
-    purpose: Purpose
-    trial_id: int | None
-    state: LaunchState
-    intended_at: str
-    boot_id: str
-    mono_s: float
-    ready_s: float | None
-    gpu_used_mib: dict[int, float]
-    ended_at: str | None
-    exit_code: int | None
-    end_asked: bool
-    diagnosis: Diagnosis | None
-    stages: tuple[tuple[str, float], ...] = ()
-    engine_version: str | None = None
-
-
-@dataclass(frozen=True)
-class SlotRow:
-    """What operators and the daemon have said about a slot."""
-
-    name: str
-    paused: str = ""
-    hands_off: str = ""
-    restore_wanted: str = ""
-    restore_hold: bool = False
-    degraded: str = ""
-    blocked: str = ""
-    campaign_from: int = 0
-    failures_from: int = 0
 
 
 class Store:
@@ -275,6 +200,15 @@ class Store:
             "(? IS NULL OR slot = ?) AND (? IS NULL OR trial_id = ?) ORDER BY rowid", slot, slot, trial_id, trial_id
         )
 
+    def twin_trials(self, trial: Trial, identity: str) -> list[Trial]:
+        """Return the ended trials of other candidates on servers of this identity, under one benchmark, newest first."""
+        return self._trials(
+            "slot = ? AND benchmark_hash = ? AND candidate_id != ? AND id != ? AND state = 'done' AND verdict != 'error'"
+            " AND EXISTS (SELECT 1 FROM launches WHERE trial_id = trials.id"
+            " AND json_extract(configuration, '$.identity') = ?) ORDER BY id DESC",
+            *(trial.slot, trial.benchmark_hash, trial.candidate_id, trial.id, identity),
+        )
+
     def restore_failures(self, slot: str, candidate_id: str, boot_id: str, since_mono_s: float) -> int:
         """Count the launches of a best-known that ended without being asked to, since then in this boot."""
         row = self.db.one(
@@ -302,10 +236,22 @@ class Store:
         return float(rows[len(rows) // 2]["ready_s"]) if rows else None
 
     def launch_served(
-        self, launch_id: str, ready_s: float, stages: tuple[tuple[str, float], ...], engine_version: str | None = None
+        self,
+        launch_id: str,
+        ready_s: float,
+        stages: tuple[tuple[str, float], ...],
+        engine_version: str | None = None,
+        configuration: Configuration | None = None,
     ) -> None:
-        """Record that a launch serves, how long that took, and when it reached each stage."""
-        columns = {"ready_s": ready_s, "stages": json.dumps(stages), "engine_version": engine_version}
+        """Record that a launch serves, how long that took, when it reached each stage, and what it resolved."""
+        resolved = configuration_json(configuration) if configuration is not None else None
+        stage_times = json.dumps(stages)
+        columns = {
+            "ready_s": ready_s,
+            "stages": stage_times,
+            "engine_version": engine_version,
+            "configuration": resolved,
+        }
         self.move_launch(launch_id, LaunchState.SERVING, **columns)
 
     def earlier_starts(self, candidate: Candidate, engine_version: str | None, most: int = 5) -> list[LaunchRow]:
@@ -409,45 +355,7 @@ class Store:
             self.db.run(f"UPDATE {table} SET {sets} WHERE {key} = ?", *columns.values(), value)  # noqa: S608
 
     def _trials(self, where: str, *values: Any) -> list[Trial]:
-        return [_row(Trial, row) for row in self.db.all(f"SELECT * FROM trials WHERE {where}", *values)]  # noqa: S608
+        return [read_row(Trial, row) for row in self.db.all(f"SELECT * FROM trials WHERE {where}", *values)]  # noqa: S608
 
     def _launches(self, where: str, *values: Any) -> list[LaunchRow]:
-        return [_row(LaunchRow, row) for row in self.db.all(f"SELECT * FROM launches WHERE {where}", *values)]  # noqa: S608
-
-
-def judgement_columns(judgement: Judgement) -> dict[str, Any]:
-    """Given a verdict, return the columns of its trial."""
-    return {
-        "verdict": judgement.verdict,
-        "promoted": judgement.promote,
-        "reasons": json.dumps(judgement.reasons),
-        "score": json.dumps(asdict(judgement.score)) if judgement.score else None,
-    }
-
-
-_FROM_JSON: dict[str, Callable[[str], Any]] = {
-    "ended": Fired.model_validate_json,
-    "reasons": lambda text: tuple(json.loads(text)),
-    "score": lambda text: Interval(**json.loads(text)),
-    "diagnosis": TypeAdapter(Diagnosis).validate_json,
-    "stages": lambda text: tuple((stage, at_s) for stage, at_s in json.loads(text)),
-    "gpu_used_mib": lambda text: {int(k): v for k, v in json.loads(text).items()},
-}
-
-
-def _row(kind: type[Any], row: sqlite3.Row) -> Any:
-    values = {}
-    for name, annotation in kind.__annotations__.items():
-        value = row[name]
-        if value is not None and name == "state":
-            value = annotation(value)
-        elif value is not None and name in _FROM_JSON:
-            value = _FROM_JSON[name](value)
-        elif annotation is bool:
-            value = bool(value)
-        elif name == "verdict" and value is not None:
-            value = Verdict(value)
-        elif name == "purpose":
-            value = Purpose(value)
-        values[name] = value
-    return kind(**values)
+        return [read_row(LaunchRow, row) for row in self.db.all(f"SELECT * FROM launches WHERE {where}", *values)]  # noqa: S608

@@ -51,7 +51,6 @@ class Endpoints:
     models: str = "/v1/models"
     completions: str = "/v1/completions"
     metrics: str | None = "/metrics"
-    info: str | None = None
     flush_cache: str | None = None
 
 
@@ -87,8 +86,9 @@ class Window(NamedTuple):
     `printed_rate` is what the engine calls its accept rate, whatever it means there (engines/accept_rate.py).
     `prompt_tok_s` is the rate at which prompts were worked: above 0, the window is no pure decoding. `cache_hit` is
     the share of prompt tokens found in the prefix cache, 0 to 1. `seconds` is the length of the stretch, None where a
-    log line does not say it. `certainty` says what the figures are worth: counted between two scrapes, printed
-    (rounded, at the engine's own interval), or derived from printed ones.
+    log line does not say it; `counted` is the tokens by which the server's own counter rose in it, whatever rate the
+    client saw. `certainty` says what the figures are worth: counted between two scrapes, printed (rounded, at the
+    engine's own interval), or derived from printed ones.
     """
 
     source: Literal["log", "metrics"]
@@ -101,6 +101,7 @@ class Window(NamedTuple):
     drafts: int | None = None
     drafted: int | None = None
     accepted: int | None = None
+    counted: int | None = None
     graph: bool | None = None
     printed_rate: float | None = None
     cache_hit: float | None = None
@@ -124,7 +125,14 @@ class Prefill(NamedTuple):
 
 @dataclass(frozen=True)
 class Effective:
-    """What the server says it resolved; only the fields that a line states are set."""
+    """What the server says it resolved; only the fields that a line or an answer states are set.
+
+    The same words say what a candidate asks for. `rank` is the data-parallel rank (`DP1`) whose own figures
+    `running_cap` and `kv_tokens` are, empty where they are the whole server's; `dp` is the number of such ranks, and
+    `graph_max_batch` is a rank's (0: no graphs). `all_reduce` names who may carry an all-reduce, first one first.
+    `arguments` is a digest of every other argument that the server resolved, where it tells them all. `source` is who
+    says so: the dump of the arguments, a line of the log, or an answer of the serving server.
+    """
 
     running_cap: int | None = None
     kv_tokens: int | None = None
@@ -132,6 +140,18 @@ class Effective:
     attention_backend: str | None = None
     graph_max_batch: int | None = None
     speculating: bool | None = None
+    spec_method: str | None = None
+    spec_steps: int | None = None
+    draft_tokens: int | None = None
+    draft_quantization: str | None = None
+    all_reduce: str | None = None
+    quantization: str | None = None
+    kv_cache_dtype: str | None = None
+    dp: int | None = None
+    version: str | None = None
+    arguments: str | None = None
+    rank: str = ""
+    source: Literal["arguments", "log", "server"] = "log"
 
 
 @dataclass(frozen=True)
@@ -204,6 +224,18 @@ class Engine(Protocol):
         """The paths of the HTTP interface."""
         ...
 
+    def info_paths(self, candidate: Candidate) -> tuple[str, ...]:
+        """The paths at which a serving server tells what it resolved; `new|old` names two of one answer, newest first."""
+        ...
+
+    def read_info(self, path: str, text: str) -> Effective:
+        """What the answer at one of those paths says; empty where it is no such answer."""
+        ...
+
+    def asked(self, candidate: Candidate) -> Effective:
+        """What the candidate's own flags ask for, in the words of what the server resolves; None where it leaves it open."""
+        ...
+
     def help_argv(self, candidate: Candidate) -> tuple[str, ...] | None:
         """The command that prints the flags this very program has; None where there is no such thing."""
         ...
@@ -255,6 +287,7 @@ def window_between(before: Counters, after: Counters, seconds: float, gen_tok_s:
         drafted=int(drafted) if drafted is not None else None,
         accepted=int(accepted) if accepted is not None else None,
         cache_hit=_share(before, after),
+        counted=int(generated) if generated is not None else None,
         preemptions=int(_delta(before.preemptions, after.preemptions) or 0),
         seconds=seconds,
     )

@@ -4,6 +4,7 @@ from autotuner.core.candidate import Candidate
 from autotuner.engines.base import (
     Counters,
     Diagnosis,
+    Effective,
     Endpoints,
     LogFact,
     Place,
@@ -44,6 +45,18 @@ class Command:
     def endpoints(self, candidate: Candidate) -> Endpoints:
         """Only the completions endpoint is certain; its models list stands in for a health check."""
         return Endpoints(health=None)
+
+    def info_paths(self, candidate: Candidate) -> tuple[str, ...]:
+        """Nothing is known about what such a server tells."""
+        return ()
+
+    def read_info(self, path: str, text: str) -> Effective:
+        """Nothing: see read_line."""
+        return Effective()
+
+    def asked(self, candidate: Candidate) -> Effective:
+        """Nothing: the command's words are not interpreted."""
+        return Effective(source="arguments")
 
     def help_argv(self, candidate: Candidate) -> tuple[str, ...] | None:
         """Nothing is known about the program's flags."""

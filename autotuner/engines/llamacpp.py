@@ -4,7 +4,7 @@ import re
 import sys
 
 from autotuner.core.candidate import Candidate, flag_argv
-from autotuner.engines import prometheus
+from autotuner.engines import llamacpp_info, prometheus
 from autotuner.engines.base import (
     Counters,
     Diagnosis,
@@ -28,7 +28,7 @@ _ACCEPTANCE = re.compile(
     r"draft acceptance(?: rate)?\s*=\s*([\d.]+)\s*\(\s*(\d+)\s+accepted\s*/\s*(\d+)\s+generated\)"
     r"(?:,\s*mean len\s*=\s*([\d.]+))?"
 )
-_SLOTS = re.compile(r"initializing, n_slots = (\d+), n_ctx_slot = (\d+)")
+_SLOTS = re.compile(r"initializing, n_slots = (\d{1,9}), n_ctx_slot = (\d{1,9})(?:, kv_unified = '(true|false)')?")
 _SYNTHETIC = re.compile(r"synthetic acceptance: n_max = (\d+), mean length = ([\d.]+)")
 
 _STAGES: tuple[tuple[str, StageSeen], ...] = (
@@ -104,7 +104,21 @@ class LlamaCpp:
 
     def endpoints(self, candidate: Candidate) -> Endpoints:
         """llama-server answers 503 on /health while it loads."""
-        return Endpoints(health="/health", info="/props")
+        return Endpoints(health="/health")
+
+    def info_paths(self, candidate: Candidate) -> tuple[str, ...]:
+        """The properties, and the slots: only they tell whether anything is speculated."""
+        return llamacpp_info.PATHS
+
+    def read_info(self, path: str, text: str) -> Effective:
+        """Slots, context, the build, and whether it speculates."""
+        return llamacpp_info.read(path, text)
+
+    def asked(self, candidate: Candidate) -> Effective:
+        """What the flags ask for."""
+        speculative = self.speculation(candidate)
+        steps = speculative.num_steps if speculative else None
+        return llamacpp_info.asked(candidate, speculating=speculative is not None, steps=steps)
 
     def help_argv(self, candidate: Candidate) -> tuple[str, ...] | None:
         """`--help` of the very program the candidate starts."""
@@ -148,7 +162,7 @@ class LlamaCpp:
         """Stages, slots (the running cap), per-request draft acceptance, warnings and errors."""
         facts: list[LogFact] = [seen for text, seen in _STAGES if text in line]
         if slots := _SLOTS.search(line):
-            facts.append(Effective(running_cap=int(slots.group(1)), context_len=int(slots.group(2))))
+            facts.append(_slots(slots))
         if acceptance := _ACCEPTANCE.search(line):
             facts.append(_acceptance_window(acceptance))
         if _SYNTHETIC.search(line):
@@ -187,6 +201,13 @@ class LlamaCpp:
         if launch.binary in {None, EMBEDDED}:
             return (launch.python or sys.executable, "-m", "autotuner.engines.embedded")
         return (str(launch.binary),)
+
+
+def _slots(match: re.Match[str]) -> Effective:
+    """Slots share one KV cache, or have a part of it each; older builds do not say which."""
+    slots, context, unified = int(match.group(1)), int(match.group(2)), match.group(3)
+    tokens = {"true": context, "false": slots * context}.get(unified)
+    return Effective(running_cap=slots, context_len=context, kv_tokens=tokens)
 
 
 def _acceptance_window(match: re.Match[str]) -> Window:

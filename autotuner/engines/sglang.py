@@ -6,9 +6,11 @@ our own SIGTERM the log speaks of a crash.
 """
 
 import re
+from dataclasses import replace
 
 from autotuner.core.candidate import Candidate, flag_argv
-from autotuner.engines import prometheus, sglang_flags
+from autotuner.engines import prometheus, sglang_flags, sglang_info
+from autotuner.engines.answers import dtype, word
 from autotuner.engines.base import (
     Counters,
     Diagnosis,
@@ -82,6 +84,9 @@ _CAP = re.compile(
 _KV_TOKENS = re.compile(r"\bmax_total_num_tokens=(\d+)|KV Cache is allocated.{0,200}#tokens: (\d+)")
 _CONTEXT = re.compile(r"\bcontext_len=(\d+)")
 _BACKEND = re.compile(r"Attention backend not [^.]{0,40}\. Use (\w+) backend")
+_NO_CUSTOM_ALL_REDUCE = re.compile(r"Custom allreduce is disabled|Setup Custom allreduce failed")
+_KV_DTYPE = re.compile(r"Using KV cache dtype: ([\w.]+)")
+_DP = re.compile(r"\b(DP\d{1,4})\b")
 # The target's own decode or verify graphs; a drafter's and the prefill's say nothing about the decode batch.
 _GRAPHS = re.compile(
     r"Capture (?:cuda graph|target (?:decode|verify) CUDA graph begin.{0,300}?) ?\bbs ?=? ?\[([\d, ]+)\]"
@@ -126,9 +131,21 @@ class SGLang:
         }
 
     def endpoints(self, candidate: Candidate) -> Endpoints:
-        """Paths of 0.5.6 and later; the older name /get_server_info logs a warning at every use by now."""
+        """The same in every release that is read here."""
         metrics = None if candidate.arg("enable-metrics") is False else "/metrics"
-        return Endpoints(health="/health", metrics=metrics, info="/server_info", flush_cache="/flush_cache")
+        return Endpoints(health="/health", metrics=metrics, flush_cache="/flush_cache")
+
+    def info_paths(self, candidate: Candidate) -> tuple[str, ...]:
+        """One answer that tells everything, under its two names."""
+        return sglang_info.PATHS
+
+    def read_info(self, path: str, text: str) -> Effective:
+        """Limits, arguments as they were resolved, and the version."""
+        return sglang_info.read(text)
+
+    def asked(self, candidate: Candidate) -> Effective:
+        """What the flags ask for."""
+        return sglang_info.asked(candidate)
 
     def help_argv(self, candidate: Candidate) -> tuple[str, ...] | None:
         """`--help` of the very interpreter's SGLang."""
@@ -248,6 +265,7 @@ def _stage(line: str) -> tuple[StageSeen, ...]:
 
 
 def _effective(line: str) -> tuple[Effective, ...]:
+    """A rank's own limits carry its data-parallel rank; the tensor-parallel ranks of one say the same again."""
     sizes = [whole(size) or 0 for size in (group_of(_GRAPHS, line) or "").split(",")]
     found = Effective(
         running_cap=whole(group_of(_CAP, line)),
@@ -255,21 +273,40 @@ def _effective(line: str) -> tuple[Effective, ...]:
         context_len=whole(group_of(_CONTEXT, line)),
         attention_backend=group_of(_BACKEND, line),
         graph_max_batch=max(sizes) or None,
+        all_reduce="nccl" if _NO_CUSTOM_ALL_REDUCE.search(line) else None,
+        kv_cache_dtype=dtype(group_of(_KV_DTYPE, line)),
     )
-    return (found,) if found != Effective() else ()
+    envelope = _ENVELOPE.match(line)
+    rank = group_of(_DP, envelope.group() if envelope else "") or ""
+    return (replace(found, rank=rank),) if found != Effective() else ()
 
 
 def _resolved(dump: str) -> tuple[Effective, ...]:
     """From the dump of the arguments, a ServerArgs(...) or a dict; its limits are requests, not facts."""
     algorithm = _argument(dump, "speculative_algorithm")
     off = "True" in {_argument(dump, name) for name in ("disable_cuda_graph", "disable_decode_cuda_graph")}
-    backend = _argument(dump, "attention_backend")
+    # Custom all-reduce is the default wherever there is one to do; a later line says so if it could not be set up.
+    custom = None if _argument(dump, "disable_custom_all_reduce") == "True" else "custom, nccl"
     found = Effective(
-        attention_backend=backend if backend not in {"None", "null"} else None,
+        attention_backend=_said(dump, "attention_backend"),
         graph_max_batch=0 if off or _argument(dump, "cuda_graph_backend_decode") == "disabled" else None,
         speculating=algorithm not in {"None", "null", ""} if algorithm is not None else None,
+        spec_method=_said(dump, "speculative_algorithm"),
+        spec_steps=whole(_said(dump, "speculative_num_steps")),
+        draft_tokens=whole(_said(dump, "speculative_num_draft_tokens")),
+        draft_quantization=_said(dump, "speculative_draft_model_quantization"),
+        all_reduce=(custom or "nccl") if (whole(_argument(dump, "tp_size")) or 1) > 1 else None,
+        quantization=_said(dump, "quantization"),
+        kv_cache_dtype=dtype(_argument(dump, "kv_cache_dtype")),
+        dp=whole(_argument(dump, "dp_size")),
+        source="arguments",
     )
-    return (found,) if found != Effective() else ()
+    return (found,) if found != Effective(source="arguments") else ()
+
+
+def _said(dump: str, name: str) -> str | None:
+    """An argument that is not left open."""
+    return word(_argument(dump, name))
 
 
 def _argument(dump: str, name: str) -> str | None:

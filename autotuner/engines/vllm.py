@@ -5,9 +5,11 @@ the text of a message is matched: the prefix, the file name and the process name
 """
 
 import re
+from dataclasses import replace
 
 from autotuner.core.candidate import Candidate, flag_argv
-from autotuner.engines import prometheus, vllm_flags
+from autotuner.engines import prometheus, vllm_flags, vllm_info
+from autotuner.engines.answers import dtype, word
 from autotuner.engines.base import (
     Counters,
     Diagnosis,
@@ -86,6 +88,18 @@ _EAGER = re.compile(r"\benforce_eager=True|'cudagraph_mode': <CUDAGraphMode\.(NO
 _LARGEST_GRAPH = re.compile(r"'max_cudagraph_capture_size': (\d+)")
 _SPEC_TOKENS = re.compile(r"\bnum_spec_tokens=(\d+)")
 _CONFIGURED = re.compile(r"\bspeculative_config=(None|SpeculativeConfig)")
+_METHOD = re.compile(r"\bSpeculativeConfig\(method='([\w.-]+)'")
+_VERSION = re.compile(r"\bengine \(v([^()\s]{1,40})\) with config")
+_ARGUMENT = {
+    name: re.compile(rf"\b{name}='?([\w.-]+)")
+    for name in (
+        *("tensor_parallel_size", "data_parallel_size", "disable_custom_all_reduce"),
+        *("quantization", "kv_cache_dtype", "device_config"),
+    )
+}
+_ALL_REDUCE = re.compile(r"Using \[([^\]]{1,200})\] all-reduce backends \(in dispatch order\) for (?:group )?'tp\b")
+_NO_CUSTOM_ALL_REDUCE = re.compile(r"Custom allreduce is disabled|Setup Custom allreduce failed")
+_CORE = re.compile(r"\bEngineCore_DP(\d{1,4})\b")
 
 # Warnings of every healthy start, and the server's own words while we stop it.
 _ROUTINE = re.compile(
@@ -125,7 +139,19 @@ class VLLM:
     def endpoints(self, candidate: Candidate) -> Endpoints:
         """Without VLLM_SERVER_DEV_MODE there is neither /server_info nor a way to flush the prefix cache."""
         metrics = None if candidate.arg("disable-log-stats") else "/metrics"
-        return Endpoints(health="/health", metrics=metrics, info="/version")
+        return Endpoints(health="/health", metrics=metrics)
+
+    def info_paths(self, candidate: Candidate) -> tuple[str, ...]:
+        """Each tells a part: the version, the context, the KV cache."""
+        return vllm_info.paths(candidate)
+
+    def read_info(self, path: str, text: str) -> Effective:
+        """The part that is told at this path."""
+        return vllm_info.read(path, text)
+
+    def asked(self, candidate: Candidate) -> Effective:
+        """What the flags ask for."""
+        return vllm_info.asked(candidate)
 
     def help_argv(self, candidate: Candidate) -> tuple[str, ...] | None:
         """Plain `--help` names only the groups of flags."""
@@ -265,17 +291,53 @@ def _stage(line: str) -> tuple[StageSeen, ...]:
 
 
 def _effective(line: str) -> tuple[Effective, ...]:
-    dump = bool(_DUMP.search(line))
-    configured = group_of(_CONFIGURED, line) if dump else None
+    if _DUMP.search(line):
+        return (_resolved(line),)
     found = Effective(
         running_cap=whole(group_of(_CAP, line)),
         kv_tokens=whole(group_of(_KV_TOKENS, line)),
         context_len=whole(group_of(_CONTEXT, line)),
         attention_backend=group_of(_BACKEND, line),
-        graph_max_batch=_graph_max_batch(line) if dump else None,
-        speculating=configured != "None" if configured else None,
+        all_reduce=_all_reduce(line),
     )
-    return (found,) if found != Effective() else ()
+    if found == Effective():
+        return ()
+    if found.running_cap is not None:
+        return (replace(found, rank="each"),)
+    return (replace(found, rank=f"DP{whole(core)}" if (core := group_of(_CORE, line)) else ""),)
+
+
+def _resolved(dump: str) -> Effective:
+    """From the dump of the configuration, which the engine may have rewritten from what was asked for."""
+
+    def argument(name: str) -> str | None:
+        return group_of(_ARGUMENT[name], dump)
+
+    configured = group_of(_CONFIGURED, dump)
+    # Who else may serve is in a line of its own; that custom all-reduce is off is certain here.
+    off = argument("disable_custom_all_reduce") == "True" and (whole(argument("tensor_parallel_size")) or 1) > 1
+    return Effective(
+        context_len=whole(group_of(_CONTEXT, dump)),
+        graph_max_batch=_graph_max_batch(dump) if argument("device_config") != "cpu" else None,
+        speculating=configured != "None" if configured else None,
+        spec_method=group_of(_METHOD, dump),
+        spec_steps=whole(group_of(_SPEC_TOKENS, dump)),
+        all_reduce="nccl" if off else None,
+        quantization=word(argument("quantization")),
+        kv_cache_dtype=dtype(argument("kv_cache_dtype")),
+        dp=whole(argument("data_parallel_size")),
+        version=group_of(_VERSION, dump),
+        source="arguments",
+    )
+
+
+def _all_reduce(line: str) -> str | None:
+    """Who may carry the all-reduces of the tensor-parallel group, in the order in which they are asked."""
+    if _NO_CUSTOM_ALL_REDUCE.search(line):
+        return "nccl"
+    named = group_of(_ALL_REDUCE, line)
+    words = [part.strip(" '\"").lower() for part in named.split(",")] if named else []
+    return word(", ".join("nccl" if part == "pynccl" else part for part in words if part))
 
 
 def _graph_max_batch(dump: str) -> int | None:

@@ -15,7 +15,8 @@ from autotuner.cli.common import State
 from autotuner.cli.status import slot_status
 from autotuner.core.state import LaunchState
 from autotuner.edge import procfs
-from autotuner.edge.store import LaunchRow, Store
+from autotuner.edge.rows import LaunchRow
+from autotuner.edge.store import Store
 from autotuner.settings import load_settings
 
 FAKE = Path(__file__).parents[1] / "fakes" / "fake_openai.py"

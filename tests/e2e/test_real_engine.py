@@ -67,3 +67,28 @@ def test_a_real_campaign_tells_a_broken_drafter_a_costly_one_a_wrong_flag_and_a_
     assert "best possible" in costly
     assert "unsupported" in house.cli("why", "damaged").stdout
     assert "entries intact" in house.cli("journal", "verify").stdout
+
+
+def test_two_candidates_that_make_one_server_are_measured_once_and_a_cap_below_the_level_is_told(house: House) -> None:
+    house.benchmark |= {"levels": "[8]", "seconds": "8"}
+    house.slot["start_timeout_s"] = "60"
+    house.write_settings()
+    house.cli("enqueue", llama(house, "base"), "--priority", "9")
+    twin = house.folder / "twin.toml"  # 4 slots are the default
+    twin.write_text(
+        'name = "twin"\nengine = "llamacpp"\n[launch]\nmodel = "demo"\n[launch.args]\nthreads = 2\nctx-size = 2048\n'
+    )
+    house.cli("enqueue", str(twin))
+    house.start()
+    house.wait_settled(300)
+    assert house.verdicts()["twin"] == "inconclusive"
+    entry = house.cli("why", "twin").stdout
+    assert "The same effective configuration as base (trial 1)" in entry
+    shown = json.loads(house.cli("show", "base", "--json").stdout)
+    kept = shown["launches"][-1]["configuration"]
+    assert kept["effective"]["running_cap"] == 4
+    assert kept["effective"]["kv_tokens"] == 2048
+    assert [d["what"] for d in kept["differences"]] == ["running requests"]
+    text = house.cli("show", "base").stdout
+    assert "differs:    running requests: 4 as asked; 4 of 8 requests wait at the largest level" in text
+    assert "Requested against effective: running requests" in house.cli("why", "base").stdout

@@ -194,3 +194,16 @@ def test_without_telemetry_of_the_best_known_its_levels_are_taken_at_their_word(
 def test_a_best_known_that_speculates_or_was_void_gives_no_plain_steps() -> None:
     spec = level(8, 100.0, running=8.0, speculation=SpeculationAtLevel(running=8.0))
     assert baseline_steps({8: spec, 1: level(1, 50.0, void="the client was the limit"), 2: level(2, 0.0)}) == {}
+
+
+def test_what_log_and_counters_disagree_on_is_a_part_of_the_result() -> None:
+    gather = steady(graph_max_batch=48)
+    gather.add_log(tuple(line(accept_len=3.0, graph=False) for _ in range(5)))
+    for at in range(2, 9):
+        gather.add_scrape(float(at), counters(at * 100, at * 100))
+    found = gather.result(figures(8, 400.0)).contradictions
+    assert found == (
+        "the log says an accept length of 3.00 over 1600 verify steps, the counters 2.00 over 600",
+        "5 of 5 decode lines say that no CUDA graph was used, although graphs for up to 48 requests were captured",
+    )
+    assert steady().result(figures(8, 400.0)).contradictions == ()

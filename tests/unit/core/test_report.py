@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from unit.core.building import figures, fired, level, windows
 
+from autotuner.core.effective import Difference
 from autotuner.core.entry import GENESIS, Draft, render
 from autotuner.core.report import (
     TrialReport,
@@ -303,3 +304,16 @@ PLAIN_ENTRY = """\
 - Next: it stays serving
 - Evidence: `autotuner show 42`
 """
+
+
+def test_differences_and_contradictions_stand_in_the_entry() -> None:
+    difference = Difference("running requests", "nothing", "48", "80 of 128 requests wait", "set the cap")
+    result = level(128, 849.0).model_copy(update={"contradictions": ("the log says 48, the metrics 128",)})
+    draft = trial_entry(report(results=(result,), differences=(difference,)))
+    assert bullet(draft, "Requested against effective") == (
+        "running requests: 48 in force, nothing asked; 80 of 128 requests wait (set the cap)"
+    )
+    assert bullet(draft, "Log against metrics") == "concurrency 128: the log says 48, the metrics 128"
+    labels = [label for label, _ in trial_entry(report()).bullets]
+    assert "Requested against effective" not in labels
+    assert "Log against metrics" not in labels

@@ -14,7 +14,7 @@ from autotuner.edge import probes
 from autotuner.edge.probes import Generated, Probe
 from autotuner.engines.base import Endpoints, Place
 
-ENDPOINTS = Endpoints(health="/health", info="/info", flush_cache="/flush")
+ENDPOINTS = Endpoints(health="/health", flush_cache="/flush")
 
 
 def answer(body: bytes | str, status: int = 200, headers: str = "") -> bytes:
@@ -157,7 +157,7 @@ def test_nobody_there_is_no_server() -> None:
             assert await probe.healthy() is False
             assert await probe.model() is None
             assert await probe.scrape() is None
-            assert await probe.info() is None
+            assert await probe.info("/info|/old") is None
             await probe.flush_cache()
             assert (await probe.generate(None)).error.startswith("ConnectError")
 
@@ -205,8 +205,8 @@ def test_health_metrics_model_and_info() -> None:
     assert probed(lambda p: p.scrape(), answer("a 1\n")) == "a 1\n"
     assert probed(lambda p: p.scrape(), answer("a 1\n", 404)) is None
     assert probed(lambda p: p.scrape(), answer(""), endpoints=Endpoints(health=None, metrics=None)) is None
-    assert probed(lambda p: p.info(), answer("{}")) == "{}"
-    assert probed(lambda p: p.info(), answer("{}"), endpoints=Endpoints(health=None)) is None
+    assert probed(lambda p: p.info("/info|/old"), answer("{}")) == ("/info", "{}")
+    assert probed(lambda p: p.info("/info|/old"), answer("{}", 404)) is None
     assert probed(lambda p: p.model(), answer('{"data": [{"id": "smol"}]}')) == "smol"
     assert probed(lambda p: p.flush_cache(), answer("", 500)) is None
 

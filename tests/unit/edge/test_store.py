@@ -16,14 +16,16 @@ import pytest
 from autotuner.bench.measurement import Figures
 from autotuner.bench.workload import Benchmark
 from autotuner.core.candidate import Candidate, Launch
+from autotuner.core.effective import Configuration, Difference
 from autotuner.core.entry import GENESIS, Draft, link
 from autotuner.core.policy import built_in
 from autotuner.core.state import LaunchState, Purpose, TrialState, Verdict, launch_may, trial_may
 from autotuner.core.statistics import Interval
 from autotuner.core.verdict import Judgement, LevelResult
 from autotuner.edge.database import MIGRATIONS, Database
-from autotuner.edge.store import LaunchRow, SlotRow, Store, judgement_columns
-from autotuner.engines.base import Diagnosis
+from autotuner.edge.rows import LaunchRow, SlotRow, configuration_json, judgement_columns
+from autotuner.edge.store import Store
+from autotuner.engines.base import Diagnosis, Effective
 from autotuner.errors import DiskFull, NotFound, StoreError
 
 AT = "2026-02-23 00:14:07Z"
@@ -430,6 +432,7 @@ def old_database(path: Path) -> None:
     store.put_candidate(candidate(), "name = 'a'", "a.toml")
     store.add_launch(launch_row("old", state=LaunchState.SERVING))
     store.db.run("ALTER TABLE launches DROP COLUMN engine_version")
+    store.db.run("ALTER TABLE launches DROP COLUMN configuration")
     store.db.run("UPDATE meta SET value = '1' WHERE key = 'schema'")
     store.close()
 
@@ -509,6 +512,39 @@ def test_earlier_starts_are_the_newest_of_the_same_version_else_of_any(store: St
     served(store, "nameless", None, 1.0, candidate_id=nameless.id)
     assert found(None, nameless) == ["nameless"]
     assert found(None, Candidate(name="y", engine="command", launch=Launch(command=("other", "{port}")))) == []
+
+
+def test_what_a_launch_resolved_is_kept_with_it(store: Store) -> None:
+    resolved = Configuration(
+        Effective(running_cap=48, speculating=True, version="0.5.12", source="server"),
+        (Difference("running requests", "nothing", "48", "80 of 128 wait", "set it"),),
+        "0123456789abcdef",
+    )
+    store.add_launch(launch_row())
+    assert store.launch("l1").configuration is None
+    store.update_launch("l1", configuration=configuration_json(resolved))
+    assert store.launch("l1").configuration == resolved
+
+
+def test_twins_are_other_candidates_of_one_identity_under_one_benchmark_that_came_to_an_end(store: Store) -> None:
+    def tried(name: str, identity: str, *, end: bool = True, verdict: Verdict = Verdict.PASS) -> int:
+        trial = add(store, name)
+        store.move_trial(trial, TrialState.RUNNING)
+        store.add_launch(launch_row(f"l{trial}", candidate_id=store.trial(trial).candidate_id, trial_id=trial))
+        kept = configuration_json(Configuration(Effective(), (), identity))
+        store.update_launch(f"l{trial}", configuration=kept)
+        if end:
+            store.move_trial(trial, TrialState.DONE, verdict=verdict)
+        return trial
+
+    first, second = tried("one", "x"), tried("two", "x", verdict=Verdict.FAIL)
+    tried("other", "y")
+    tried("broken", "x", verdict=Verdict.ERROR)
+    again = tried("one", "x")
+    mine = tried("three", "x", end=False)
+    assert [t.id for t in store.twin_trials(store.trial(mine), "x")] == [again, second, first]
+    assert [t.id for t in store.twin_trials(store.trial(again), "x")] == [second], "the same candidate is tried again"
+    assert store.twin_trials(store.trial(mine), "z") == []
 
 
 def test_a_damaged_file_is_said_to_be_damaged(tmp_path: Path) -> None:

@@ -285,7 +285,18 @@ def test_the_recorded_start_shows_every_stage_in_order() -> None:
 def test_the_recorded_limits_are_the_effective_ones() -> None:
     found = [fact for fact in facts_of("sglang-0.5.12-eagle3-capped.log") if isinstance(fact, Effective)]
     assert Effective(running_cap=48) in found
-    assert Effective(attention_backend="triton", speculating=True) in found
+    assert (
+        Effective(
+            attention_backend="triton",
+            speculating=True,
+            spec_method="EAGLE3",
+            spec_steps=3,
+            draft_tokens=4,
+            dp=1,
+            source="arguments",
+        )
+        in found
+    )
     assert Effective(graph_max_batch=48) in found
     assert Effective(running_cap=48, kv_tokens=684832, context_len=8192) in found
 
@@ -363,7 +374,9 @@ def test_the_largest_graph_is_the_targets_in_the_new_wording_too() -> None:
     ],
 )
 def test_the_dump_of_arguments_is_read_as_an_object_and_as_a_dict(dump: str) -> None:
-    assert effective(dump) == Effective(attention_backend="fa3", graph_max_batch=0, speculating=False)
+    assert effective(dump) == Effective(
+        attention_backend="fa3", graph_max_batch=0, speculating=False, source="arguments"
+    )
 
 
 def test_the_default_attention_backend_is_read() -> None:

@@ -185,7 +185,9 @@ def test_the_load_line_is_read_in_every_release(line: str) -> None:
 
 
 def test_a_window_with_prompt_tokens_is_no_steady_state() -> None:
-    assert window("Engine 000: Avg prompt throughput: 5.0 tokens/s, Avg generation throughput: 1.0 tokens/s").prompt_tok_s
+    assert window(
+        "Engine 000: Avg prompt throughput: 5.0 tokens/s, Avg generation throughput: 1.0 tokens/s"
+    ).prompt_tok_s
 
 
 def test_engines_beyond_the_first_are_told_apart() -> None:
@@ -255,9 +257,20 @@ def test_the_recorded_start_shows_its_stages_in_order() -> None:
 
 def test_the_recorded_limits_are_the_effective_ones() -> None:
     found = [fact for fact in facts_of("vllm-0.32-ngram.log") if isinstance(fact, Effective)]
-    assert Effective(running_cap=8) in found
+    assert Effective(running_cap=8, rank="each") in found
     assert Effective(kv_tokens=46592, context_len=2048) in found
-    assert Effective(context_len=2048, graph_max_batch=0, speculating=True) in found
+    assert (
+        Effective(
+            context_len=2048,
+            speculating=True,
+            spec_method="ngram",
+            spec_steps=4,
+            dp=1,
+            version="0.32.0",
+            source="arguments",
+        )
+        in found
+    ), "a CPU has no graphs that could be off"
 
 
 def test_recorded_lines_and_counters_agree_on_the_verify_steps() -> None:
@@ -294,7 +307,9 @@ def test_graph_sizes_in_tokens_become_requests() -> None:
         "enforce_eager=False, compilation_config={'cudagraph_mode': <CUDAGraphMode.FULL_AND_PIECEWISE: (2, 1)>, "
         "'max_cudagraph_capture_size': 512}"
     )
-    assert Effective(context_len=4096, graph_max_batch=128, speculating=True) in ENGINE.read_line(dump)
+    (found,) = (fact for fact in ENGINE.read_line(dump) if isinstance(fact, Effective))
+    assert (found.context_len, found.graph_max_batch, found.speculating) == (4096, 128, True)
+    assert (found.spec_method, found.spec_steps) == ("eagle3", 3)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,132 @@
+"""The rows of the state database as objects, and the columns that hold JSON."""
+
+import json
+import sqlite3
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from autotuner.core.effective import Configuration
+from autotuner.core.policy import Fired
+from autotuner.core.state import LaunchState, Purpose, TrialState, Verdict
+from autotuner.core.statistics import Interval
+from autotuner.core.verdict import Judgement
+from autotuner.engines.base import Diagnosis
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A row of the queue or of the history."""
+
+    id: int
+    slot: str
+    candidate_id: str
+    name: str
+    hypothesis: str
+    benchmark: str
+    benchmark_hash: str
+    benchmark_body: str
+    state: TrialState
+    priority: int
+    is_baseline: bool
+    interruptions: int
+    ended: Fired | None
+    verdict: Verdict | None
+    promoted: bool
+    reasons: tuple[str, ...]
+    score: Interval | None
+    entry: int | None
+    enqueued_at: str
+    begun_at: str | None
+    begun_boot: str | None
+    begun_mono_s: float | None
+    ended_at: str | None
+    busy_s: float
+
+
+@dataclass(frozen=True)
+class LaunchRow:
+    """One start of a server, its whole life."""
+
+    id: str
+    slot: str
+    candidate_id: str
+    name: str
+    purpose: Purpose
+    trial_id: int | None
+    state: LaunchState
+    intended_at: str
+    boot_id: str
+    mono_s: float
+    ready_s: float | None
+    gpu_used_mib: dict[int, float]
+    ended_at: str | None
+    exit_code: int | None
+    end_asked: bool
+    diagnosis: Diagnosis | None
+    stages: tuple[tuple[str, float], ...] = ()
+    engine_version: str | None = None
+    configuration: Configuration | None = None
+
+
+@dataclass(frozen=True)
+class SlotRow:
+    """What operators and the daemon have said about a slot."""
+
+    name: str
+    paused: str = ""
+    hands_off: str = ""
+    restore_wanted: str = ""
+    restore_hold: bool = False
+    degraded: str = ""
+    blocked: str = ""
+    campaign_from: int = 0
+    failures_from: int = 0
+
+
+def judgement_columns(judgement: Judgement) -> dict[str, Any]:
+    """Given a verdict, return the columns of its trial."""
+    return {
+        "verdict": judgement.verdict,
+        "promoted": judgement.promote,
+        "reasons": json.dumps(judgement.reasons),
+        "score": json.dumps(asdict(judgement.score)) if judgement.score else None,
+    }
+
+
+def configuration_json(configuration: Configuration) -> str:
+    """Given what a launch resolved to, return its column."""
+    return _CONFIGURATION.dump_json(configuration).decode()
+
+
+_CONFIGURATION = TypeAdapter(Configuration)
+_FROM_JSON: dict[str, Callable[[str], Any]] = {
+    "ended": Fired.model_validate_json,
+    "reasons": lambda text: tuple(json.loads(text)),
+    "score": lambda text: Interval(**json.loads(text)),
+    "diagnosis": TypeAdapter(Diagnosis).validate_json,
+    "stages": lambda text: tuple((stage, at_s) for stage, at_s in json.loads(text)),
+    "configuration": _CONFIGURATION.validate_json,
+    "gpu_used_mib": lambda text: {int(k): v for k, v in json.loads(text).items()},
+}
+
+
+def read_row(kind: type[Any], row: sqlite3.Row) -> Any:
+    """Given a row class and a row of its table, return the object; columns that hold JSON are parsed."""
+    values = {}
+    for name, annotation in kind.__annotations__.items():
+        value = row[name]
+        if value is not None and name == "state":
+            value = annotation(value)
+        elif value is not None and name in _FROM_JSON:
+            value = _FROM_JSON[name](value)
+        elif annotation is bool:
+            value = bool(value)
+        elif name == "verdict" and value is not None:
+            value = Verdict(value)
+        elif name == "purpose":
+            value = Purpose(value)
+        values[name] = value
+    return kind(**values)

@@ -1,0 +1,54 @@
+"""Ask a server that has just come to serve what it resolved, and look whether another trial measured that very server.
+
+Decides nothing: it returns what is to be recorded with the launch, and what a trial would end by.
+"""
+
+from autotuner import outcome
+from autotuner.context import SlotContext
+from autotuner.core.candidate import Candidate
+from autotuner.core.effective import Configuration, Demand, differences, identity, merge
+from autotuner.core.objective import unusable
+from autotuner.core.policy import Fired, built_in
+from autotuner.core.state import Verdict
+from autotuner.edge.probes import Probe
+from autotuner.edge.rows import LaunchRow, Trial
+
+
+async def configuration(ctx: SlotContext, row: LaunchRow, candidate: Candidate, probe: Probe) -> Configuration:
+    """Ask the server's info endpoints once and merge their answers with what its log said; one that is silent says nothing."""
+    engine = ctx.engine(candidate)
+    answers = [answer for paths in engine.info_paths(candidate) if (answer := await probe.info(paths)) is not None]
+    log = ctx.log(row.id, engine)
+    await log.facts()  # the lines between the last look at the start and the first token
+    effective = merge([*log.said.values(), *(engine.read_info(path, text) for path, text in answers)])
+    demand = _demand(ctx.store.trial(row.trial_id)) if row.trial_id is not None else Demand()
+    found = differences(engine.asked(candidate), effective, demand, candidate.engine, candidate.launch.env)
+    return Configuration(effective, found, identity(candidate, effective))
+
+
+def twin(ctx: SlotContext, row: LaunchRow, resolved: Configuration) -> Fired | None:
+    """If an earlier trial measured the very same server under another candidate, return what this one ends by.
+
+    The best-known's own trial is measured whatever it equals, and so is a candidate that is tried again.
+    """
+    if row.trial_id is None or not resolved.identity:
+        return None
+    trial = ctx.store.trial(row.trial_id)
+    if trial.is_baseline:
+        return None
+    twins = ctx.store.twin_trials(trial, resolved.identity)
+    earlier = next((t for t in twins if any(not unusable(r.figures) for r in ctx.store.results(t.id))), None)
+    if earlier is None:
+        return None
+    sentence = (
+        f"the same effective configuration as {earlier.name} (trial {earlier.id}), whose result stands for this one too"
+    )
+    advice = (
+        f"its figures: autotuner show {earlier.id}; the flags that differ between the two change nothing on this server"
+    )
+    return built_in("same-configuration", sentence, Verdict.INCONCLUSIVE, advice)
+
+
+def _demand(trial: Trial) -> Demand:
+    benchmark = outcome.benchmark_of(trial)
+    return Demand(benchmark.levels, benchmark.prompt_tokens + benchmark.output_tokens)
