@@ -110,4 +110,5 @@ class LlamaVoice(Mouth):
 
 def _timing(what: str, spent_ms: float, tokens: int) -> str:
     each_ms = spent_ms / max(1, tokens)
-    return f"{what} = {spent_ms:10.2f} ms / {tokens:5d} tokens ({each_ms:8.2f} ms per token, {1000 / each_ms:8.2f} tokens per second)"
+    rates = f"({each_ms:8.2f} ms per token, {1000 / each_ms:8.2f} tokens per second)"
+    return f"{what} = {spent_ms:10.2f} ms / {tokens:5d} tokens {rates}"

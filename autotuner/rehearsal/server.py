@@ -106,7 +106,9 @@ class Server:
         try:
             self._listener = await asyncio.start_server(self._connected, "127.0.0.1", self.asked.port, backlog=1024)
         except OSError as error:
-            _write([f"[Errno 98] error while attempting to bind on address ('127.0.0.1', {self.asked.port}): {error}\n"])
+            _write(
+                [f"[Errno 98] error while attempting to bind on address ('127.0.0.1', {self.asked.port}): {error}\n"]
+            )
             await self._over(1)
 
     async def _turn(self) -> None:
@@ -212,7 +214,7 @@ class Server:
         """Processes in sessions of their own, deaf to SIGTERM, that end by themselves in the end."""
         code = _ORPHAN.format(self._max_seconds)
         for _ in range(ORPHANS):
-            child = subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True)  # noqa: S603 - ours
+            child = subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True)
             _write([f"worker pid={child.pid} started\n"])
             child.returncode = 0  # it is meant to outlive this process
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from autotuner.rehearsal.batch import Step
 from autotuner.rehearsal.personalities import LoadStage
-from autotuner.rehearsal.voice import Mouth, Said, shards, tqdm
+from autotuner.rehearsal.voice import OUT_OF_MEMORY, Mouth, Said, shards, tqdm
 
 KV_TOKENS = 684832
 CAPTURE_SIZES = (1, 2, 4, 8, 12, 16, *range(24, 513, 8))
@@ -113,7 +113,7 @@ class SGLangVoice(Mouth):
 
     def out_of_memory(self, stage: LoadStage) -> list[str]:
         """A scheduler's traceback, then the front end's word on it."""
-        gone = "CUDA out of memory. Tried to allocate 2.25 GiB. GPU 0 has a total capacity of 139.80 GiB of which 1.02 GiB is free."
+        gone = f"CUDA out of memory. {OUT_OF_MEMORY}"
         head = self._line("Scheduler hit an exception: Traceback (most recent call last):")
         lines = [head, f"{_TRACE}\n", "    scheduler = Scheduler(\n", f"torch.OutOfMemoryError: {gone}\n"]
         if stage == "capture":
@@ -131,7 +131,9 @@ class SGLangVoice(Mouth):
 
     def engine_died(self) -> list[str]:
         """The scheduler was killed from outside."""
-        crashed = f"Subprocess scheduler_0 (pid={self.pid + 1}) crashed with exit code -9. Triggering SIGQUIT for cleanup..."
+        crashed = (
+            f"Subprocess scheduler_0 (pid={self.pid + 1}) crashed with exit code -9. Triggering SIGQUIT for cleanup..."
+        )
         return [self._line(crashed)]
 
     def metrics(self) -> str:

@@ -4,6 +4,7 @@ A model of recorded speeds, good to about 15 % at the recorded levels of the rec
 hardware or other models, and serves to rehearse a campaign, not to predict one.
 """
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -93,7 +94,7 @@ def at(curve: Curve, running: int) -> float:
     """Given a curve, return its value: linear between recorded points, the last slope kept beyond them."""
     if running <= curve[0][0]:
         return curve[0][1]
-    pairs = list(zip(curve, curve[1:], strict=False))
+    pairs = list(itertools.pairwise(curve))
     (x0, y0), (x1, y1) = next((pair for pair in pairs if running <= pair[1][0]), pairs[-1])
     return y0 + (y1 - y0) * (running - x0) / (x1 - x0)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from autotuner.rehearsal.batch import Step
 from autotuner.rehearsal.personalities import LoadStage
-from autotuner.rehearsal.voice import Mouth, Said, shards, tqdm
+from autotuner.rehearsal.voice import OUT_OF_MEMORY, Mouth, Said, shards, tqdm
 
 KV_TOKENS = 684_832
 GRAPHS = 20
@@ -119,16 +119,16 @@ class VLLMVoice(Mouth):
             "INFO:     Application shutdown complete.\n",
         ]
         if noisy:
-            lines += [
-                'nanobind: leaked 4 instances!\n - leaked instance 0x7fdc48450c68 of type "triton._C.libtriton.ir"\n',
-                "/usr/lib/python3.11/multiprocessing/resource_tracker.py:254: UserWarning: resource_tracker: There "
-                "appear to be 1 leaked semaphore objects to clean up at shutdown\n",
-            ]
+            leaked = "resource_tracker: There appear to be 1 leaked semaphore objects to clean up at shutdown"
+            lines.append(
+                'nanobind: leaked 4 instances!\n - leaked instance 0x7fdc48450c68 of type "triton._C.libtriton.ir"\n'
+            )
+            lines.append(f"/usr/lib/python3.11/multiprocessing/resource_tracker.py:254: UserWarning: {leaked}\n")
         return lines
 
     def out_of_memory(self, stage: LoadStage) -> list[str]:
         """The engine's traceback, then the front end's echo."""
-        gone = "CUDA out of memory. Tried to allocate 2.25 GiB. GPU 0 has a total capacity of 139.80 GiB of which 1.02 GiB is free."
+        gone = f"CUDA out of memory. {OUT_OF_MEMORY}"
         where = "capture_model" if stage == "capture" else "load_model"
         error = [
             "EngineCore failed to start.",

@@ -8,6 +8,11 @@ from autotuner.rehearsal.asked import Asked
 from autotuner.rehearsal.batch import Batch, Step, Work
 from autotuner.rehearsal.personalities import LoadStage
 
+OUT_OF_MEMORY = (
+    "Tried to allocate 2.25 GiB. GPU 0 has a total capacity of 139.80 GiB of which 1.02 GiB is free. "
+    "Including non-PyTorch memory, this process has 138.77 GiB memory in use."
+)
+
 
 @dataclass(frozen=True)
 class Said:
@@ -138,8 +143,8 @@ def shards(label: str, count: int, seconds: float) -> Iterator[Said]:
     """A bar over shards as the loaders draw it: a carriage return in front of each state, a newline after the last."""
     for done in range(count + 1):
         each_s = seconds / count
-        state = f"{label}: {100 * done // count:3d}% Completed | {done}/{count} [00:{done * each_s:02.0f}<00:00, {each_s:.2f}s/it]\n"
-        yield Said(f"\r{state}", each_s if done else 0.0, "weights")
+        state = f"{label}: {100 * done // count:3d}% Completed | {done}/{count} "
+        yield Said(f"\r{state}[00:{done * each_s:02.0f}<00:00, {each_s:.2f}s/it]\n", each_s if done else 0.0, "weights")
 
 
 def tqdm(label: str, done: int, total: int, elapsed_s: float) -> str:
