@@ -170,6 +170,9 @@ class Server:
         host, port = writer.get_extra_info("peername")[:2]
         if not self.ready:
             found = routes.LOADING if self.asked.engine == "llamacpp" else routes.Answer(503, "")
+        elif self._dumb and request.path == "/health_generate":
+            await asyncio.Event().wait()
+            return
         elif request.path in routes.GENERATING:
             if request.valid and request.method == "POST":
                 _write([self.voice.access(f"{host}:{port}", request.method, request.path, 200)])
