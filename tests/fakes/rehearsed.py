@@ -67,9 +67,7 @@ class Rehearsed:
         return self._ask("GET", path, None, timeout_s)
 
     def complete(self, tokens: int, prompt: str = "a b c", timeout_s: float = 20.0, **more: object) -> dict[str, Any]:
-        status, text = self._ask(
-            "POST", "/v1/completions", {"prompt": prompt, "max_tokens": tokens, **more}, timeout_s
-        )
+        status, text = self._ask("POST", "/v1/completions", {"prompt": prompt, "max_tokens": tokens, **more}, timeout_s)
         assert status == 200, text
         return dict(json.loads(text))
 

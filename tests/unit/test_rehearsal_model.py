@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -39,7 +40,11 @@ RECORDED = {
         None,
         {1: (2, 512, 59), 8: (16, 4096, 449), 32: (64, 16384, 1739), 128: (128, 32768, 6557)},
     ),
-    "smol-ngram": (NGRAM, 2.4, {1: (4, 1024, 652), 8: (32, 8192, 2786), 32: (96, 24576, 5819), 128: (256, 65536, 9770)}),
+    "smol-ngram": (
+        NGRAM,
+        2.4,
+        {1: (4, 1024, 652), 8: (32, 8192, 2786), 32: (96, 24576, 5819), 128: (256, 65536, 9770)},
+    ),
     "smol-eagle3-random": (
         EAGLE3,
         1.0,
@@ -215,4 +220,4 @@ def test_both_shapes_have_rising_curves() -> None:
     for shape in SHAPES.values():
         for curve in (shape.plain, shape.no_graph, shape.eagle, shape.standalone, shape.ngram):
             assert [n for n, _ in curve] == sorted({n for n, _ in curve})
-            assert all(b[1] >= a[1] * 0.99 for a, b in zip(curve, curve[1:], strict=False))
+            assert all(b[1] >= a[1] * 0.99 for a, b in pairwise(curve))
