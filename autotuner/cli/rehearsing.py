@@ -87,19 +87,22 @@ def rehearse(
       autotuner rehearse eagle3.toml --levels 1,32 --seconds 10
       autotuner rehearse campaign/*.toml --policies my-policies --keep
     """
+    wanted = _levels(levels)
     plan = _plan(files)
+    if policies is not None and not policies.is_dir():
+        raise NotFound(f"there is no policies folder at {policies}")
     where = Path(tempfile.mkdtemp(prefix="autotuner-rehearsal-"))
     began_s = clock.monotonic_s()
-    settings = _prepare(where, plan, policies, _levels(levels), seconds)
+    settings = _prepare(where, plan, policies, wanted, seconds)
     ctx.obj = str(settings)
     state = State(load_settings(settings), Store(load_settings(settings).database))
-    load_policies(state.settings)  # a broken one is said here, not in a log
     try:
+        load_policies(state.settings)  # a broken one is said here, not in a log
         if not as_json:
             click.echo(f"{NOTE}\n\nfolder   {where}\n")
         queued = _enqueue(settings, plan, no_preflight=no_preflight, quiet=as_json)
         if queued:
-            limit_s = 120.0 + queued * (2 * START_TIMEOUT_S + len(_levels(levels)) * (4 * seconds + 30.0))
+            limit_s = 120.0 + queued * (2 * START_TIMEOUT_S + len(wanted) * (4 * seconds + 30.0))
             with own_daemon(where, settings, PROGRAM) as process:
                 follow(state, SLOT, process, lambda: _finished(state), limit_s, quiet=as_json)
         _report(state, plan, settings, clock.monotonic_s() - began_s, keep=keep, as_json=as_json)
@@ -112,10 +115,10 @@ def rehearse(
 
 
 def _levels(text: str) -> list[int]:
-    try:
-        return sorted({int(word) for word in text.split(",")})
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is no list of whole numbers", param_hint="--levels") from None
+    words = text.split(",")
+    if not all(word.strip().isdigit() and int(word) > 0 for word in words):
+        raise click.BadParameter(f"{text!r} is no list of concurrencies", param_hint="--levels")
+    return sorted({int(word) for word in words})
 
 
 def _plan(files: tuple[str, ...]) -> _Plan:
@@ -139,8 +142,6 @@ def _plan(files: tuple[str, ...]) -> _Plan:
 
 def _prepare(where: Path, plan: _Plan, policies: Path | None, levels: list[int], seconds: float) -> Path:
     """Write settings with one slot; every benchmark that a candidate names is the rehearsal's own."""
-    if policies is not None and not policies.is_dir():
-        raise NotFound(f"there is no policies folder at {policies}")
     lines = [f"state_dir = {json.dumps(str(where / 'state'))}", "cycle_s = 0.2", "disk_free_min_mib = 0"]
     if policies is not None:
         lines.append(f"policies_dir = {json.dumps(str(policies.resolve()))}")
@@ -212,6 +213,9 @@ def _clear(where: Path, *, keep: bool) -> None:
     if keep:
         return
     journal = where / "state" / "journal"
+    if not journal.is_dir():
+        shutil.rmtree(where, ignore_errors=True)
+        return
     for path in [*where.iterdir(), *(where / "state").glob("*")]:
         if path in {where / "state", journal}:
             continue

@@ -57,15 +57,15 @@ def test_candidates_get_what_they_deserve_and_nothing_is_left_running(tmp_path: 
         candidate(tmp_path, "wrong", "cuda-graph-max-batch = 128\n"),
         candidate(tmp_path, "oom", '[launch.env]\nAUTOTUNER_FAKE_PERSONALITY = "oom-capture"\n'),
     ]
-    code, out, err = rehearse(tmp_path, *files, "--levels", "1,32", "--seconds", "2", "--no-preflight", "--json")
+    code, out, err = rehearse(tmp_path, *files, "--levels", "1,64", "--seconds", "2", "--no-preflight", "--json")
     assert code == 0, err
     said: dict[str, Any] = json.loads(out)
     trials = {trial["name"]: trial for trial in said["trials"]}
     verdicts = {name: trial["verdict"] for name, trial in trials.items()}
     assert verdicts == {"base": "pass", "eagle3": "fail", "wrong": "fail", "oom": "fail"}
     assert trials["base"]["promoted"]
-    assert 3500 < trials["base"]["output_tok_s"]["32"] < 6500
-    assert trials["eagle3"]["output_tok_s"]["32"] < 0.95 * trials["base"]["output_tok_s"]["32"]
+    assert 5000 < trials["base"]["output_tok_s"]["64"] < 11000
+    assert trials["eagle3"]["output_tok_s"]["64"] < 0.9 * trials["base"]["output_tok_s"]["64"]
     assert "flag" in trials["wrong"]["reason"]
     assert "memory" in trials["oom"]["reason"]
     assert "not from your hardware" in said["note"]
@@ -103,15 +103,3 @@ def test_what_enqueue_would_refuse_is_refused_and_a_sweep_is_expanded(tmp_path: 
     )
     assert "CUDA out of memory" in shown.stdout
     assert not left(tmp_path)
-
-
-def test_a_folder_of_policies_that_is_wrong_is_said_before_anything_runs(tmp_path: Path) -> None:
-    code, _, err = rehearse(tmp_path, candidate(tmp_path, "base"), "--policies", str(tmp_path / "none"))
-    assert code == 5
-    assert "no policies folder" in err
-    rules = tmp_path / "rules"
-    rules.mkdir()
-    (rules / "x.toml").write_text('description = "x"\n[[rule]]\nname = "x"\n')
-    code, _, err = rehearse(tmp_path, candidate(tmp_path, "base"), "--policies", str(rules))
-    assert code == 3
-    assert "x.toml" in err
