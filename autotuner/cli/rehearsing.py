@@ -166,7 +166,12 @@ def _enqueue(settings: Path, plan: _Plan, *, no_preflight: bool, quiet: bool) ->
         raise AutotunerError(f"enqueue failed with exit code {ran.returncode}: {(ran.stdout + ran.stderr).strip()}")
     items = json.loads(ran.stdout)
     queued = [item for item in items if item["status"] == "queued"]
-    plan.refused += [item for item in items if item["status"] in {"refused", "invalid"}]
+    for item in items:
+        if item["status"] in {"refused", "invalid"}:
+            # The list of flags is the rehearsal's, not that of the interpreter which printed it.
+            own = f"{sys.executable} has no flag"
+            item["problems"] = [said.replace(own, "the rehearsal knows no flag") for said in item["problems"]]
+            plan.refused.append(item)
     if not quiet:
         for item in plan.refused:
             click.echo(f"{item['name'] or item['file']}: {item['status']}", err=True)

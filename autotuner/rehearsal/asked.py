@@ -136,13 +136,20 @@ def _kind(method: str) -> str:
     return next((kind for part, kind in _KINDS if part in lowered), "eagle")
 
 
+def _simulated(env: Mapping[str, str]) -> float | None:
+    try:
+        return float(env[SIMULATE_VAR]) if env.get(SIMULATE_VAR) else None
+    except ValueError:
+        raise WrongFlagError(f"environment variable {SIMULATE_VAR}: no number: {env[SIMULATE_VAR]!r}") from None
+
+
 def _sglang(o: _Options, env: Mapping[str, str], who: Personality, shape: Shape, model: str) -> Asked:
     method = (o.text("--speculative-algorithm", "--speculative-algo") or "").upper()
     kind = _kind(method)
     draft_model = o.text("--speculative-draft-model-path") or ""
     draft_tokens = o.whole(8 if kind == "ngram" else 4, "--speculative-num-draft-tokens") - 1
     depth = draft_tokens if kind == "ngram" else o.whole(DRAFTED_STEPS, "--speculative-num-steps")
-    mean_len = float(env[SIMULATE_VAR]) if env.get(SIMULATE_VAR) else None
+    mean_len = _simulated(env)
     if method == "EAGLE" and re.search(r"eagle[-_.]?3", draft_model, re.IGNORECASE):
         mean_len = 1.0  # SGLang starts such a pair without a word, and nothing is ever accepted
     asked_cap = o.whole(0, "--max-running-requests")

@@ -97,7 +97,7 @@ def test_an_idle_vllm_falls_silent(tmp_path: Path) -> None:
         server.wait(lambda: server.text.rstrip().endswith("rate: 0.0%"), "a line of statistics")
         time.sleep(0.7)
         said = server.text
-        assert said.count("Engine 000") <= 3  # the last one says that nothing ran
+        assert said.count("Engine 000") <= 5  # the last one says that nothing ran
         time.sleep(0.3)
         assert server.text == said
 
@@ -245,8 +245,8 @@ def test_running_out_of_memory_ends_the_start_with_the_engines_words(
 
 
 def test_a_slow_load_moves_all_the_time(tmp_path: Path) -> None:
-    with Rehearsed(tmp_path, "sglang", personality="slow-load", time_scale=300) as server:
-        server.wait(lambda: Stage.GRAPH_CAPTURE in stages(server), "capturing")
+    with Rehearsed(tmp_path, "sglang", personality="slow-load", time_scale=200) as server:
+        server.wait(lambda: Stage.WEIGHTS in stages(server), "loading")
         before = len(stages(server))
         time.sleep(0.3)
         assert len(stages(server)) > before
