@@ -95,9 +95,15 @@ def rehearse(
     began_s = clock.monotonic_s()
     settings = _prepare(where, plan, policies, wanted, seconds)
     ctx.obj = str(settings)
-    state = State(load_settings(settings), Store(load_settings(settings).database))
     try:
-        load_policies(state.settings)  # a broken one is said here, not in a log
+        loaded = load_settings(settings)
+        load_policies(loaded)  # a broken one is said here, not in a log
+    except AutotunerError:
+        shutil.rmtree(where, ignore_errors=True)
+        raise
+    state = State(loaded, Store(loaded.database))
+    done = False
+    try:
         if not as_json:
             click.echo(f"{NOTE}\n\nfolder   {where}\n")
         queued = _enqueue(settings, plan, no_preflight=no_preflight, quiet=as_json)
@@ -106,10 +112,11 @@ def rehearse(
             with own_daemon(where, settings, PROGRAM) as process:
                 follow(state, SLOT, process, lambda: _finished(state), limit_s, quiet=as_json)
         _report(state, plan, settings, clock.monotonic_s() - began_s, keep=keep, as_json=as_json)
+        done = True
     finally:
         asyncio.run(stop_servers(state, SLOT))
         state.store.close()
-        _clear(where, keep=keep)
+        _clear(where, keep=keep or not done)  # what went wrong is read in the daemon's log
     statuses = {item["status"] for item in plan.refused}
     ctx.exit(INVALID if "invalid" in statuses else REFUSED if statuses else 0)
 
@@ -136,7 +143,8 @@ def _plan(files: tuple[str, ...]) -> _Plan:
             continue
         plan.files.append(str(Path(name).resolve()))
         plan.candidates += len(candidates)
-        plan.benchmarks += [c.benchmark for c in candidates if c.benchmark and c.benchmark not in plan.benchmarks]
+        named = [c.benchmark for c in candidates if c.benchmark]
+        plan.benchmarks = list(dict.fromkeys([*plan.benchmarks, *named]))
     return plan
 
 

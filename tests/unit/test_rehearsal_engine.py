@@ -83,7 +83,10 @@ def test_the_guide_lists_the_personalities_as_they_are() -> None:
     ]
 
 
-def test_a_folder_of_policies_that_is_wrong_is_said_before_anything_runs(tmp_path: Path) -> None:
+def test_a_folder_of_policies_that_is_wrong_is_said_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     path = tmp_path / "base.toml"
     path.write_text('name = "base"\nengine = "sglang"\n[launch]\nmodel = "/m"\n')
     ran = CliRunner().invoke(main, ["rehearse", str(path), "--policies", str(tmp_path / "none")])
@@ -95,6 +98,7 @@ def test_a_folder_of_policies_that_is_wrong_is_said_before_anything_runs(tmp_pat
     ran = CliRunner().invoke(main, ["rehearse", str(path), "--policies", str(rules)])
     assert ran.exit_code == 3, ran.output
     assert "x.toml" in ran.output
+    assert not list(tmp_path.glob("autotuner-rehearsal-*"))
 
 
 def test_levels_that_are_no_numbers_are_a_wrong_command_line(tmp_path: Path) -> None:
