@@ -10,6 +10,7 @@ from autotuner import outcome
 from autotuner.context import Live, LogReader, SlotContext, pulse
 from autotuner.core import decide
 from autotuner.core.candidate import Candidate
+from autotuner.core.estimate import History, learn, remaining
 from autotuner.core.facts import server_facts, start_facts
 from autotuner.core.policy import Facts, Fired, Watch, built_in
 from autotuner.core.report import duration, ended_entry
@@ -20,11 +21,14 @@ from autotuner.edge.host import LaunchSpec, ServerSeen
 from autotuner.edge.probes import Probe
 from autotuner.edge.store import LaunchRow
 from autotuner.engines.base import Diagnosis, ServerExit, Stage
+from autotuner.engines.diagnosis import own_stop
 from autotuner.errors import HostError
+from autotuner.installed import engine_version
 
 START_POLL_S = 0.25
 DRAIN_POLL_S = 0.5
 PORT_WAIT_S = 10.0
+SEEN_LATE_S = 15.0  # what passes between a launch and the first look at it, the question for its version included
 GPU_WAIT_S = 60.0  # SIGKILL only marks a process: its memory is freed when the dying task closes its device files
 GPU_SLACK_MIB = 256.0  # a driver's own bookkeeping moves by about this much
 
@@ -76,7 +80,8 @@ async def await_serving(ctx: SlotContext, action: decide.AwaitServing) -> None:
     row = ctx.store.launch(action.launch_id)
     if row.state is LaunchState.INTENDED:  # the daemon was killed between the start and its record
         ctx.store.move_launch(row.id, LaunchState.STARTING)
-    following = _Following(ctx, row, ctx.store.candidate(row.candidate_id))
+    candidate = ctx.store.candidate(row.candidate_id)
+    following = _Following(ctx, row, candidate, await engine_version(ctx.host, candidate))
     async with ctx.probe(following.candidate) as probe:
         while True:
             seen = await ctx.host.inspect(row.id)
@@ -104,7 +109,7 @@ async def verify(ctx: SlotContext, action: decide.Verify) -> None:
             return
     tail = await ctx.log(row.id, ctx.engine(candidate)).rest()
     diagnosis = Diagnosis(
-        "hang", "its process lives but it generates no tokens", "read its log: autotuner show --log", tail[-6:]
+        "no-output", "its process lives but it generates no tokens", "read its log: autotuner show --log", tail[-6:]
     )
     seen = await ctx.host.stop(row.id, ctx.slot.stop_grace_s)
     _must_be_stopped(seen, row)
@@ -130,7 +135,7 @@ async def stop_and_prove(ctx: SlotContext, row: LaunchRow) -> ServerSeen:
     _must_be_stopped(seen, row)
     await _wait_for_port(ctx)
     await _wait_for_gpus(ctx, row)
-    outcome.launch_ended(ctx, row, seen, Diagnosis("asked-to-stop", "stopped by autotuner"), asked=True)
+    outcome.launch_ended(ctx, row, seen, own_stop(), asked=True)
     return seen
 
 
@@ -169,9 +174,14 @@ class _Following:
     ctx: SlotContext
     row: LaunchRow
     candidate: Candidate
+    engine_version: str | None = None
     start: Start = field(default_factory=Start)
 
     def __post_init__(self) -> None:
+        # A start that the daemon did not see from its beginning has reached its stages at times that nobody knows.
+        self.from_the_beginning = self.elapsed_s <= SEEN_LATE_S
+        earlier = self.ctx.store.earlier_starts(self.candidate, self.engine_version)
+        self.stages_usual_s = learn(History(row.stages, row.ready_s or 0.0) for row in earlier)
         engine = self.ctx.engine(self.candidate)
         self.log: LogReader = self.ctx.log(self.row.id, engine)
         self.watch = Watch(self.ctx.policies)
@@ -188,7 +198,18 @@ class _Following:
         activity = await self.ctx.host.activity(self.row.id)
         self.start = follow(self.start, facts, pulse(activity), self.elapsed_s)
         since = clock.monotonic_s() - self.elapsed_s
-        self.ctx.live = Live(self.start.stage.value, self.start.progress, since_s=since, usual_s=self.usual_s)
+        stage, in_stage_s = self.start.stage, self.elapsed_s - self.start.reached[-1][1]
+        left = remaining(self.stages_usual_s, stage, in_stage_s, self.start.done, self.start.total)
+        self.ctx.live = Live(
+            stage.value,
+            self.start.progress,
+            since_s=since,
+            usual_s=self.usual_s,
+            stage_s=round(in_stage_s, 1),
+            stage_usual_s=left.stage_usual_s,
+            remaining_s=left.remaining_s,
+            overdue=left.overdue,
+        )
 
     def fired(self, server: Facts) -> Fired | None:
         silence = self.log.engine.silence_limit_s(self.start.stage)
@@ -215,7 +236,8 @@ async def _serves(ctx: SlotContext, probe: Probe, launch_id: str) -> bool:
 def _now_serving(following: _Following) -> None:
     ctx, row = following.ctx, following.row
     with ctx.store.transaction():
-        ctx.store.move_launch(row.id, LaunchState.SERVING, ready_s=following.elapsed_s)
+        stages = following.start.reached if following.from_the_beginning else ()
+        ctx.store.launch_served(row.id, following.elapsed_s, stages, following.engine_version)
         if row.purpose is Purpose.RESTORE:
             outcome.restored(ctx, row, following.elapsed_s)
     ctx.verified.add(row.id)
@@ -237,7 +259,7 @@ async def _start_given_up(following: _Following, fired: Fired) -> None:
     ctx, row = following.ctx, following.row
     seen = await ctx.host.stop(row.id, ctx.slot.stop_grace_s)
     lines = await following.log.rest()
-    diagnosis = Diagnosis("hang", fired.sentence, fired.advice, lines[-6:])
+    diagnosis = Diagnosis("silent-stage", fired.sentence, fired.advice, lines[-6:])
     _must_be_stopped(seen, row)
     _did_not_start(following, seen, diagnosis, fired)
 

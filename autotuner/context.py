@@ -1,6 +1,5 @@
 """What the actions of one slot share: its settings, store and host, and what this daemon knows of its servers."""
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from autotuner.core.candidate import Candidate
@@ -13,7 +12,7 @@ from autotuner.edge.probes import Probe
 from autotuner.edge.store import Store
 from autotuner.engines import engine_for
 from autotuner.engines.base import Effective, Engine, LogFact
-from autotuner.engines.logtext import LineSplitter
+from autotuner.engines.factreader import FactReader
 from autotuner.settings import Settings, Slot
 
 TAIL_LINES = 400  # kept of each log for a diagnosis; the whole log stays in the launch's folder
@@ -32,6 +31,10 @@ class Live:
     needed: float | None = None
     since_s: float | None = None
     usual_s: float | None = None
+    stage_s: float | None = None
+    stage_usual_s: float | None = None
+    remaining_s: float | None = None
+    overdue: bool = False
 
 
 @dataclass
@@ -42,35 +45,33 @@ class LogReader:
     launch_id: str
     engine: Engine
     offset: int = 0
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     running_cap: int | None = None
     speculating: bool | None = None
-    _splitter: LineSplitter = field(default_factory=LineSplitter)
+    _reader: FactReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._reader = FactReader(self.engine, TAIL_LINES)
 
     async def facts(self) -> tuple[LogFact, ...]:
         """Return the facts of the lines that are new since the last call."""
         found: list[LogFact] = []
         while data := await self.host.read_log(self.launch_id, self.offset):
             self.offset += len(data)
-            for line in self._splitter.feed(data):
-                found += self._read(line)
+            found += self._reader.feed(data)
+        self._keep(found)
         return tuple(found)
 
     async def rest(self) -> tuple[str, ...]:
         """Read to the end and return the last lines: the server has ended."""
         await self.facts()
-        for line in self._splitter.flush():
-            self._read(line)
-        return tuple(self.tail)
+        self._keep(self._reader.flush())
+        return self._reader.tail
 
-    def _read(self, line: str) -> tuple[LogFact, ...]:
-        self.tail.append(line)
-        facts = self.engine.read_line(line)
+    def _keep(self, facts: list[LogFact]) -> None:
         for fact in facts:
             if isinstance(fact, Effective):
                 self.running_cap = fact.running_cap if fact.running_cap is not None else self.running_cap
                 self.speculating = fact.speculating if fact.speculating is not None else self.speculating
-        return facts
 
 
 @dataclass

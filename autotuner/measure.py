@@ -149,7 +149,7 @@ class _Level:
         """What the result rests on: enough to recompute every figure and every look of the rules."""
         return {
             "samples": samples.model_dump(mode="json") if samples else None,
-            "windows": [dataclasses.asdict(w) for w in self.gather.windows],
+            "windows": [w._asdict() for w in self.gather.windows],
             "looks": [dataclasses.asdict(look) for look in self.looks],
             "policies": {policy.file: policy.sha256 for policy in self.ctx.policies},
         }

@@ -245,7 +245,7 @@ def _trial_draft(
     launches = ctx.store.launches(ctx.name, trial.id)
     last = launches[-1] if launches else None
     ladder = ctx.store.ladder(ctx.name)
-    natural = last is not None and last.diagnosis is not None and last.diagnosis.cause != "asked-to-stop"
+    natural = last is not None and last.diagnosis is not None and last.diagnosis.cause != "own-stop"
     return report.trial_entry(
         report.TrialReport(
             trial_id=trial.id,

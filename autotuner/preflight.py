@@ -1,17 +1,27 @@
-"""Checks a candidate before it may take a slot: flags against the installed program's own help, contradictions, place."""
+"""Checks a candidate before it may take a slot, in seconds and before anything is stopped.
 
+Flags against the installed program's own help, contradictions, environment, GPUs, and who holds the slot's port. What is
+a problem refuses the candidate; what is a warning is said and let through.
+"""
+
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from autotuner.core.candidate import Candidate, flag_name
-from autotuner.core.source import nearest
+from autotuner.core.candidate import Candidate
+from autotuner.edge import gpu
+from autotuner.edge.helpcache import HelpCache, identity_of
 from autotuner.edge.host import Host
-from autotuner.engines import engine_for
-from autotuner.engines.base import flags_in_help
+from autotuner.engines import engine_for, environment, llamacpp_flags, sglang_flags, vllm_flags
+from autotuner.engines.flags import Findings, Help, against_help, read_help, without_help
 from autotuner.errors import HostError
+from autotuner.installed import engine_version
 from autotuner.settings import Slot
 
 PARALLEL_FLAGS = (("tp-size", "tp", "tensor-parallel-size"), ("pp-size", "pp", "pipeline-parallel-size"))
 HELP_TIMEOUT_S = 180.0  # importing an engine takes half a minute on a cold disk
+NVLINK_TIMEOUT_S = 10.0
+
+_WARNINGS = {"sglang": sglang_flags.warnings, "vllm": vllm_flags.warnings, "llamacpp": llamacpp_flags.warnings}
 
 
 def slot_problems(candidate: Candidate, slot: Slot) -> tuple[str, ...]:
@@ -32,39 +42,103 @@ def slot_problems(candidate: Candidate, slot: Slot) -> tuple[str, ...]:
     return tuple(problems)
 
 
+def by_itself(candidate: Candidate, version: str | None = None, nvlink: bool | None = None) -> Findings:
+    """Given a candidate and what is known of the host, return what shows without asking its program."""
+    problems = engine_for(candidate.engine).check(candidate)
+    if candidate.engine == "llamacpp":
+        problems += llamacpp_flags.problems(candidate)
+    more = _WARNINGS.get(candidate.engine)
+    return Findings(problems, more(candidate) if more else ()) + environment.check(candidate, version, nvlink)
+
+
+async def place_warnings(
+    host: Host, slot: Slot, launch_of: Callable[[int], str | None], ours: Collection[str] | None = None
+) -> tuple[str, ...]:
+    """Given a slot, return who else holds its port or its GPUs: named, never touched.
+
+    `launch_of` tells the launch that a process belongs to, `ours` which launches are this state's; None takes every
+    launch for ours. Where the host hides a process while a server of ours is up, it is taken for that server.
+    """
+    try:
+        holder = await host.port_holder(slot.port)
+        gpus = await host.gpus(slot.gpus)
+    except HostError as error:
+        return (f"the slot's port and GPUs could not be looked at: {error}",)
+    found = []
+    if holder is not None:
+        hidden = holder.pid is None and (ours is None or bool(ours))
+        foreign = holder.launch_id is None or (ours is not None and holder.launch_id not in ours)
+        if foreign and not hidden:
+            pid = "" if holder.pid is None else f"pid {holder.pid} "
+            launch = f", launch {holder.launch_id} of another state folder" if holder.launch_id else ""
+            who = f"{pid}({holder.name}{launch})"
+            found.append(f"port {slot.port} of the slot is held by {who}: nothing can be launched until it is free")
+    for use in gpus:
+        for pid_, name, mib in use.processes:
+            launch_id = launch_of(pid_)
+            if launch_id is None or (ours is not None and launch_id not in ours):
+                found.append(f"GPU {use.index} of the slot is used by pid {pid_} ({name}, {mib:.0f} MiB)")
+    return tuple(found)
+
+
 @dataclass
 class Preflight:
-    """Checks candidates against what is installed on a host; a program is asked for its flags once."""
+    """Checks candidates against what is installed on a host; a program is asked for its flags once, over commands too."""
 
     host: Host
-    _flags: dict[tuple[str, ...], frozenset[str]] = field(default_factory=dict)
+    cache: HelpCache = field(default_factory=lambda: HelpCache(None))
+    _help: dict[tuple[str, ...], Help] = field(default_factory=dict)
+    _versions: dict[tuple[str, ...], str | None] = field(default_factory=dict)
+    _nvlink: list[bool | None] = field(default_factory=list)
 
-    async def problems(self, candidate: Candidate) -> tuple[str, ...]:
-        """Given a candidate, return what would keep it from running; each names the nearest right flag."""
-        engine = engine_for(candidate.engine)
-        found = [*engine.check(candidate)]
-        argv = engine.help_argv(candidate)
+    async def check(self, candidate: Candidate, *, strict: bool = True) -> Findings:
+        """Given a candidate, return what would keep it from running, with the nearest right flag, and what to know.
+
+        `strict` makes a program that cannot be asked a problem; else that is a warning.
+        """
+        argv = engine_for(candidate.engine).help_argv(candidate)
+        version = await self._version(argv, candidate) if argv else None
+        nvlink = await self._joined() if environment.wants_nvlink(candidate) else None
+        found = by_itself(candidate, version, nvlink)
         if argv is None:
-            return tuple(found)
-        known = await self._known(argv)
+            return found
+        known = await self._known(argv, candidate.engine, version, installed_only=not strict)
         if isinstance(known, str):
-            return (*found, known)
-        for key in candidate.launch.args:
-            flag = key if key.startswith("-") else f"--{key}"
-            if flag not in known and f"--{flag_name(key)}" not in known:
-                hint = nearest(flag, sorted(known))
-                found.append(f"args.{key}: {argv[0]} has no flag {flag}" + (f"; {hint}" if hint else ""))
-        return tuple(found)
+            failed = Findings((known,)) if strict else Findings(warnings=(known,))
+            return found + without_help(candidate, version) + failed
+        said = against_help(candidate, known, version, _called(argv, candidate.engine, version))
+        # What the engine's own check names is said once.
+        named = tuple(problem.split(" ", 1)[0].rstrip(":") for problem in found.problems)
+        fresh = tuple(p for p in said.problems if p.split(" ", 1)[0].rstrip(":") not in named)
+        return found + Findings(fresh, said.warnings)
 
-    async def _known(self, argv: tuple[str, ...]) -> frozenset[str] | str:
-        if argv not in self._flags:
-            found = await self._ask(argv)
-            if isinstance(found, str):
-                return found  # it may have been the host's bad moment: the next candidate asks again
-            self._flags[argv] = found
-        return self._flags[argv]
+    async def _version(self, argv: tuple[str, ...], candidate: Candidate) -> str | None:
+        if argv not in self._versions:
+            self._versions[argv] = await engine_version(self.host, candidate)
+        return self._versions[argv]
 
-    async def _ask(self, argv: tuple[str, ...]) -> frozenset[str] | str:
+    async def _known(
+        self, argv: tuple[str, ...], engine: str, version: str | None, *, installed_only: bool
+    ) -> Help | str:
+        if argv in self._help:
+            return self._help[argv]
+        module = _module(argv)
+        identity = identity_of(argv[0], version)
+        if installed_only and (not identity or (module and version is None)):
+            what = (
+                f"{module.partition('.')[0]} is not installed for {argv[0]}" if identity else f"there is no {argv[0]}"
+            )
+            return f"flags were not checked against the program: {what} on this host"
+        if module and version is None:
+            identity = ""  # an upgrade would go unnoticed
+        found = self.cache.read(argv, identity) or await self._ask(argv, engine)
+        if isinstance(found, str):
+            return found  # it may have been the host's bad moment: the next candidate asks again
+        self.cache.write(argv, identity, found)
+        self._help[argv] = found
+        return found
+
+    async def _ask(self, argv: tuple[str, ...], engine: str) -> Help | str:
         try:
             ran = await self.host.run(argv, HELP_TIMEOUT_S)
         except HostError as error:
@@ -72,4 +146,28 @@ class Preflight:
         if ran.code != 0:
             last = ran.output.strip().splitlines()[-1:] or ["no output"]
             return f"{' '.join(argv)} failed with exit code {ran.code}: {last[0]}"
-        return flags_in_help(ran.output)
+        return read_help(engine, ran.output)
+
+    async def _joined(self) -> bool | None:
+        """Whether the host's GPUs are joined by NVLink; None if nvidia-smi does not say."""
+        if not self._nvlink:
+            try:
+                ran = await self.host.run(gpu.NVLINK_QUERY, NVLINK_TIMEOUT_S)
+            except HostError:
+                self._nvlink.append(None)
+            else:
+                self._nvlink.append(gpu.has_nvlink(ran.output) if ran.code == 0 else None)
+        return self._nvlink[0]
+
+
+def _module(argv: tuple[str, ...]) -> str:
+    return argv[2] if argv[1:2] == ("-m",) else ""
+
+
+def _called(argv: tuple[str, ...], engine: str, version: str | None) -> str:
+    """The program in words: `sglang 0.5.12`, the path of a binary, `the embedded llama-server`."""
+    if not _module(argv):
+        return argv[0]
+    if engine == "llamacpp":
+        return "the embedded llama-server"
+    return f"{engine} {version}" if version else engine

@@ -139,6 +139,11 @@ class Settings(_Strict):
         """The folder with one folder a launch: its log, its identity, its exit status."""
         return self.log_dir or self.state_dir / "launches"
 
+    @property
+    def cache(self) -> Path:
+        """What can be found out again: the flags that installed programs have."""
+        return self.state_dir / "cache"
+
     def benchmark_name(self, slot: str, wanted: str | None = None) -> str:
         """Given a slot and perhaps the benchmark a candidate asks for, return its name. Raise NotFound if there is none."""
         name = wanted or self.slots[slot].benchmark or next(iter(self.benchmarks))

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from autotuner.core.estimate import Estimate, in_words
 from autotuner.edge import clock, statusfile
 from autotuner.edge.files import lock_holder
 from autotuner.edge.store import Store, Trial
@@ -136,7 +137,8 @@ def describe_slot(status: dict[str, Any], slot: str, now_s: float) -> str:
     live = mine.get("live") or {}
     parts = [str(mine.get("sentence", ""))]
     if mine.get("action") == "Wait" and live.get("stage") and mine["sentence"].startswith(("waiting", "measuring")):
-        parts.append(live.get("progress") or live["stage"])
+        said = in_words(Estimate(live.get("stage_usual_s"), live.get("remaining_s"), bool(live.get("overdue"))))
+        parts.append(", ".join(part for part in (live.get("progress") or live["stage"], said) if part))
         if live.get("output_tok_s"):
             parts.append(f"{live['output_tok_s']:.1f} tok/s")
         if live.get("accept_len"):

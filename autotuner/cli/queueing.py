@@ -22,11 +22,12 @@ from autotuner.cli.common import (
 from autotuner.core.candidate import Candidate, parse_candidates
 from autotuner.core.report import duration
 from autotuner.core.state import TrialState
-from autotuner.edge import clock
+from autotuner.edge import clock, procfs
+from autotuner.edge.helpcache import HelpCache
 from autotuner.edge.host_local import LocalHost
 from autotuner.errors import AutotunerError, InvalidInput, NotFound, Refused
 from autotuner.outcome import planned_s
-from autotuner.preflight import Preflight, slot_problems
+from autotuner.preflight import Preflight, place_warnings, slot_problems
 from autotuner.settings import read_source
 
 INVALID, REFUSED = InvalidInput.exit_code, Refused.exit_code
@@ -44,6 +45,7 @@ class _Item:
     trial: int | None = None
     takes_s: float | None = None
     problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 @click.command()
@@ -85,8 +87,7 @@ def enqueue(
     """
     state = open_state(ctx)
     items = _read_files(state, files, slot)
-    if not no_preflight:
-        asyncio.run(_preflight(state, items))
+    about_slots = [] if no_preflight else asyncio.run(_preflight(state, items))
     ready = [(item, c, text) for item, c, text in items if not item.status and c is not None]
     with state.store.transaction():
         for item, candidate, text in ready:
@@ -95,7 +96,7 @@ def enqueue(
     if as_json and not wait:
         print_json([asdict(item) for item in shown])
     elif not as_json:
-        _print(state, shown)
+        _print(state, shown, about_slots)
     if wait and not dry_run:
         _wait(state, shown, timeout, quiet=as_json)
         if as_json:
@@ -206,20 +207,28 @@ def _slot_for(state: State, candidate: Candidate, wanted: str | None) -> str:
     return state.slot(wanted)
 
 
-async def _preflight(state: State, items: list[tuple[_Item, Candidate | None, str]]) -> None:
-    """Check what would run against what is installed; importing an engine for its flags can take half a minute."""
-    preflight = Preflight(LocalHost(state.settings.launches))
+async def _preflight(state: State, items: list[tuple[_Item, Candidate | None, str]]) -> list[str]:
+    """Check what would run against what is installed; importing an engine for its flags can take half a minute.
+
+    Return what is to be said of the slots, which is the same for all that would run there.
+    """
+    host = LocalHost(state.settings.launches)
+    preflight = Preflight(host, HelpCache(state.settings.cache))
+    held: dict[str, tuple[str, ...]] = {}
     with live_line(quiet=not sys.stderr.isatty()) as show:
         for number, (item, candidate, _) in enumerate(items, 1):
             if candidate is None or item.status:
                 continue
             show(f"checking {number} of {len(items)}: {item.name} against the flags of its program")
-            problems = (
-                *slot_problems(candidate, state.settings.slots[item.slot]),
-                *await preflight.problems(candidate),
-            )
-            if problems:
-                item.status, item.problems = "refused", list(problems)
+            slot = state.settings.slots[item.slot]
+            if item.slot not in held:
+                ours = {row.id for row in state.store.open_launches(item.slot)}
+                held[item.slot] = await place_warnings(host, slot, procfs.launch_above, ours)
+            found = await preflight.check(candidate)
+            item.warnings = [*found.warnings, *held[item.slot]]
+            if problems := [*slot_problems(candidate, slot), *found.problems]:
+                item.status, item.problems = "refused", problems
+    return [warning for warnings in held.values() for warning in warnings]
 
 
 def _put(
@@ -250,7 +259,8 @@ def _put(
         item.status = "queued"
 
 
-def _print(state: State, items: list[_Item]) -> None:
+def _print(state: State, items: list[_Item], about_slots: list[str]) -> None:
+    said: set[tuple[str, str]] = set()  # a sweep's candidates mostly share their warnings
     for item in items:
         what = f"{item.name} " if item.name else ""
         number = f" as trial {item.trial}" if item.trial and item.status != "refused" else ""
@@ -262,6 +272,12 @@ def _print(state: State, items: list[_Item]) -> None:
         click.echo(f"{item.file}: {what}{item.status}{number}{where}{takes}", err=bad)
         for problem in item.problems:
             click.echo(f"  {problem}", err=True)
+        for warning in item.warnings:
+            if warning not in about_slots and (item.file, warning) not in said:
+                said.add((item.file, warning))
+                click.echo(f"  warning: {warning}", err=True)
+    for warning in about_slots:
+        click.echo(f"warning: {warning}", err=True)
     good = [item for item in items if item.status in {"queued", "would be queued"}]
     if len(good) > 1:
         click.echo(f"{len(good)} candidates, about {duration(sum(item.takes_s or 0 for item in good))} in all")

@@ -1,38 +1,54 @@
 """`validate`: check files without touching anything."""
 
+import asyncio
+import os
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 
 from autotuner.cli.common import json_option, print_json
-from autotuner.core.candidate import parse_candidates
+from autotuner.core.candidate import Candidate, parse_candidates
 from autotuner.core.policy import load_policy
 from autotuner.core.source import Source, parse
-from autotuner.engines import engine_for
-from autotuner.errors import InvalidInput, Problem
-from autotuner.settings import load_settings, read_source
+from autotuner.edge import procfs
+from autotuner.edge.helpcache import HelpCache
+from autotuner.edge.host_local import LocalHost
+from autotuner.engines.flags import Findings
+from autotuner.errors import AutotunerError, InvalidInput, Problem
+from autotuner.preflight import Preflight, by_itself, place_warnings, slot_problems
+from autotuner.settings import Settings, find_settings, load_settings, read_source
 
 
 @click.command()
 @click.argument("files", nargs=-1, required=True)
+@click.option(
+    "--no-preflight", is_flag=True, help="Do not look at this host: neither at installed programs nor at the slot."
+)
 @json_option
 @click.pass_context
-def validate(ctx: click.Context, files: tuple[str, ...], as_json: bool) -> None:
+def validate(ctx: click.Context, files: tuple[str, ...], no_preflight: bool, as_json: bool) -> None:
     """Check candidate, settings and policy FILES; exit code 3 if one is wrong.
 
-    What a file is shows in its content: a settings file has [slots], a policy has [[rule]], all else is a candidate.
+    What a file is shows in its content: a settings file has [slots], a policy has [[rule]], all else is a candidate. A
+    candidate is also checked against its program's own flags where that is installed, and against its slot where there
+    are settings; what is worth knowing but not wrong is printed as a warning.
 
     \b
     Examples:
       autotuner validate config.toml
       autotuner validate examples/kimi-k2.5/*.toml policies/*.toml
     """
+    checks = _Checks(None if no_preflight else Preflight(LocalHost(_scratch()), HelpCache(_cache())))
+    if not no_preflight:
+        checks.use(_settings(ctx))
     problems: list[Problem] = []
-    results = []
+    results: list[dict[str, Any]] = []
     for name in files:
         try:
-            kind, said = _check(Path(name))
-            results.append({"file": name, "kind": kind, "ok": True, "says": said})
+            kind, said, warnings = checks.check(Path(name))
+            results.append({"file": name, "kind": kind, "ok": True, "says": said, "warnings": warnings})
         except InvalidInput as error:
             problems += error.problems
             results.append({"file": name, "ok": False, "problems": [str(p) for p in error.problems]})
@@ -42,32 +58,93 @@ def validate(ctx: click.Context, files: tuple[str, ...], as_json: bool) -> None:
         for row in results:
             if row["ok"]:
                 click.echo(f"{row['file']}: {row['kind']} ok: {row['says']}")
+                for warning in row["warnings"]:
+                    click.echo(f"{row['file']}: warning: {warning}", err=True)
         for problem in problems:
             click.echo(str(problem), err=True)
     if problems:
         ctx.exit(InvalidInput.exit_code)
 
 
-def _check(path: Path) -> tuple[str, str]:
-    source = read_source(path)
-    keys = parse(source)
-    if "slots" in keys and "engine" not in keys:
-        settings = load_settings(path)
-        objectives = "; ".join(f"slot {name}: {settings.objective_of(name)}" for name in settings.slots)
-        return "settings", objectives
-    if "rule" in keys:
-        policy = load_policy(source)
-        return "policy", ", ".join(rule.name for rule in policy.rules)
-    return "candidate", _check_candidates(source)
+@dataclass
+class _Checks:
+    """The checks of one call: what is installed and who holds a slot is looked at once."""
+
+    preflight: Preflight | None
+    settings: Settings | None = None
+    held: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def use(self, settings: Settings | None) -> None:
+        """Check against these settings' slots, and keep answers where they say."""
+        if settings is not None and self.preflight is not None:
+            self.settings = settings
+            self.preflight.cache = HelpCache(settings.cache)
+
+    def check(self, path: Path) -> tuple[str, str, list[str]]:
+        """Given a file, return its kind, what it says, and warnings. Raise InvalidInput."""
+        source = read_source(path)
+        keys = parse(source)
+        if "slots" in keys and "engine" not in keys:
+            settings = load_settings(path)
+            objectives = "; ".join(f"slot {name}: {settings.objective_of(name)}" for name in settings.slots)
+            return "settings", objectives, []
+        if "rule" in keys:
+            policy = load_policy(source)
+            return "policy", ", ".join(rule.name for rule in policy.rules), []
+        return self._candidates(source)
+
+    def _candidates(self, source: Source) -> tuple[str, str, list[str]]:
+        candidates = parse_candidates(source)
+        wrong: list[Problem] = []
+        warned: dict[str, list[str]] = {}  # a sweep's candidates mostly share their warnings
+        for candidate in candidates:
+            found = asyncio.run(self._find(candidate))
+            wrong += [Problem(source.name, f"{candidate.name}: {said}") for said in found.problems]
+            for said in found.warnings:
+                warned.setdefault(said, []).append(candidate.name)
+        if wrong:
+            raise InvalidInput(wrong)
+        said = ", ".join(f"{candidate.name} ({candidate.id})" for candidate in candidates)
+        every = len(candidates)
+        warnings = [
+            text if len(names) == every else f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}: {text}"
+            for text, names in warned.items()
+        ]
+        return "candidate", said, warnings
+
+    async def _find(self, candidate: Candidate) -> Findings:
+        if self.preflight is None:
+            return by_itself(candidate)
+        found = await self.preflight.check(candidate, strict=False)
+        name = self._slot_of(candidate)
+        if name is None or self.settings is None:
+            return found
+        slot = self.settings.slots[name]
+        if name not in self.held:
+            self.held[name] = await place_warnings(self.preflight.host, slot, procfs.launch_above)
+        return found + Findings(slot_problems(candidate, slot), self.held[name])
+
+    def _slot_of(self, candidate: Candidate) -> str | None:
+        names = list(self.settings.slots) if self.settings else []
+        if candidate.slots:
+            return next((name for name in candidate.slots if name in names), None)
+        return names[0] if len(names) == 1 else None
 
 
-def _check_candidates(source: Source) -> str:
-    candidates = parse_candidates(source)
-    wrong = [
-        Problem(source.name, f"{candidate.name}: {said}")
-        for candidate in candidates
-        for said in engine_for(candidate.engine).check(candidate)
-    ]
-    if wrong:
-        raise InvalidInput(wrong)
-    return ", ".join(f"{candidate.name} ({candidate.id})" for candidate in candidates)
+def _settings(ctx: click.Context) -> Settings | None:
+    """The settings, if there are any: files are checked without them too."""
+    try:
+        return load_settings(find_settings(ctx.obj))
+    except AutotunerError:
+        return None
+
+
+def _cache() -> Path:
+    """Where answers are kept without settings."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "autotuner"
+
+
+def _scratch() -> Path:
+    """The host's folder of launches, of which `validate` makes none."""
+    return _cache() / "launches"

@@ -4,10 +4,11 @@ Three sources are joined: the client's progress, the server's log, and deltas of
 verify steps they are exact and win; otherwise the log's own decode lines do.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from autotuner.bench.measurement import Figures, Progress, interim_figures
 from autotuner.core.facts import LevelSoFar
+from autotuner.core.ranks import RankJoiner
 from autotuner.core.speculation import assess, decode_rate, steady_windows
 from autotuner.core.verdict import LevelResult
 from autotuner.engines.base import Counters, LogFact, Prefill, Speculation, Window, window_between
@@ -38,6 +39,8 @@ class Gather:
     _events_at_scrape: int = 0
     _scrape_in_steady: bool = False
     _prefill_ranks: set[str] = field(default_factory=set)
+    _spoken_ranks: set[str] = field(default_factory=set)
+    _ranks: RankJoiner = field(default_factory=RankJoiner)
 
     @property
     def steady(self) -> bool:
@@ -65,15 +68,41 @@ class Gather:
         self.progress.append(progress)
 
     def add_log(self, facts: tuple[LogFact, ...]) -> None:
-        """Take in the facts of new log lines; a prefill taints the decode window that it falls into."""
+        """Take in the facts of new log lines.
+
+        A prefill taints the decode window that it falls into; the first window of a rank covers the time before the
+        load; and a line that states acceptance alone belongs to the line on the load before it.
+        """
         for fact in facts:
             if isinstance(fact, Prefill):
                 self._prefill_ranks.add(fact.rank)
             elif isinstance(fact, Window):
-                tainted = fact.rank in self._prefill_ranks
+                window = fact._replace(
+                    prefill=fact.prefill or fact.rank in self._prefill_ranks,
+                    after_idle=fact.after_idle or (fact.gen_tok_s is not None and fact.rank not in self._spoken_ranks),
+                )
                 self._prefill_ranks.discard(fact.rank)
-                if self.steady:
-                    self.log_windows.append(replace(fact, prefill=fact.prefill or tainted))
+                if fact.gen_tok_s is not None:
+                    self._spoken_ranks.add(fact.rank)
+                for whole in self._ranks.add(window):
+                    if self.steady:
+                        self._keep(whole)
+
+    def _keep(self, window: Window) -> None:
+        last = self.log_windows[-1] if self.log_windows else None
+        alone = window.running is None and window.gen_tok_s is None and window.accept_len is not None
+        if alone and last is not None and last.accept_len is None and last.gen_tok_s is not None:
+            self.log_windows[-1] = last._replace(
+                accept_len=window.accept_len,
+                accept_rate=window.accept_rate,
+                drafts=window.drafts,
+                drafted=window.drafted,
+                accepted=window.accepted,
+                seconds=window.seconds,
+                certainty=window.certainty,
+            )
+        else:
+            self.log_windows.append(window)
 
     def add_scrape(self, at_s: float, counters: Counters) -> None:
         """Take in one scrape of the metrics; two of them bound a window."""

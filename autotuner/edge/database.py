@@ -14,7 +14,11 @@ from typing import Any
 
 from autotuner.errors import DiskFull, StoreError
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
+# What turns a database of one schema into one of the next; a step is never changed once it was released.
+MIGRATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "1": ("2", ("ALTER TABLE launches ADD COLUMN engine_version TEXT",)),
+}
 BUSY_TIMEOUT_S = 10.0
 
 
@@ -90,16 +94,28 @@ class Database:
         row = self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()
         if row is not None:
             found = self._connection.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
-            if found is not None and found[0] == SCHEMA_VERSION:
-                return
             if found is not None:
-                raise StoreError(
-                    f"the state database {self._path} has schema {found[0]}; this autotuner knows {SCHEMA_VERSION}"
-                )
+                if found[0] != SCHEMA_VERSION:
+                    self._migrate()
+                return
         schema = (files("autotuner.edge") / "schema.sql").read_text(encoding="utf-8")
         self._connection.executescript(
             f"BEGIN IMMEDIATE; {schema} INSERT OR IGNORE INTO meta VALUES ('schema', '{SCHEMA_VERSION}'); COMMIT;"  # noqa: S608
         )
+
+    def _migrate(self) -> None:
+        """Bring an older database up to date, all steps in one transaction. Raise StoreError for an unknown schema."""
+        with self.transaction():  # of two programs that open it at once, the second finds it done
+            found = self._connection.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()[0]
+            while found != SCHEMA_VERSION:
+                if found not in MIGRATIONS:
+                    raise StoreError(
+                        f"the state database {self._path} has schema {found}; this autotuner knows {SCHEMA_VERSION}"
+                    )
+                found, statements = MIGRATIONS[found]
+                for statement in statements:
+                    self._connection.execute(statement)
+                self._connection.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (found,))
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """GPU memory and processes from nvidia-smi: the words to ask, and its answer taken apart."""
 
 import math
+import re
 
 from autotuner.edge.host import GpuUse
 
@@ -10,6 +11,12 @@ PROCESS_QUERY = (
     "--query-compute-apps=gpu_uuid,pid,process_name,used_memory",
     "--format=csv,noheader,nounits",
 )
+NVLINK_QUERY = ("nvidia-smi", "nvlink", "--status")
+
+
+def has_nvlink(status: str) -> bool:
+    """Given what `nvidia-smi nvlink --status` prints, tell whether any link is up: `Link 0: 26.562 GB/s`."""
+    return any(float(rate) > 0 for rate in re.findall(r"Link \d+: ([\d.]*\d) GB/s", status))
 
 
 def parse(memory: str, processes: str, indices: tuple[int, ...]) -> tuple[GpuUse, ...]:

@@ -60,11 +60,12 @@ CREATE TABLE IF NOT EXISTS launches (
   mono_s REAL NOT NULL,
   ready_s REAL,
   gpu_used_mib TEXT NOT NULL DEFAULT '{}',
-  stages TEXT NOT NULL DEFAULT '[]',
+  stages TEXT NOT NULL DEFAULT '[]', -- [stage, seconds since the launch at which it was reached]
   ended_at TEXT,
   exit_code INTEGER,
   end_asked INTEGER NOT NULL DEFAULT 0,
-  diagnosis TEXT               -- engines.base.Diagnosis
+  diagnosis TEXT,              -- engines.base.Diagnosis
+  engine_version TEXT          -- of the program that was started, where it could be told
 );
 CREATE INDEX IF NOT EXISTS launches_by_state ON launches (slot, state);
 

@@ -77,6 +77,8 @@ class LaunchRow:
     exit_code: int | None
     end_asked: bool
     diagnosis: Diagnosis | None
+    stages: tuple[tuple[str, float], ...] = ()
+    engine_version: str | None = None
 
 
 @dataclass(frozen=True)
@@ -299,6 +301,27 @@ class Store:
         )
         return float(rows[len(rows) // 2]["ready_s"]) if rows else None
 
+    def launch_served(
+        self, launch_id: str, ready_s: float, stages: tuple[tuple[str, float], ...], engine_version: str | None = None
+    ) -> None:
+        """Record that a launch serves, how long that took, and when it reached each stage."""
+        columns = {"ready_s": ready_s, "stages": json.dumps(stages), "engine_version": engine_version}
+        self.move_launch(launch_id, LaunchState.SERVING, **columns)
+
+    def earlier_starts(self, candidate: Candidate, engine_version: str | None, most: int = 5) -> list[LaunchRow]:
+        """Return the last successful starts of a candidate's model and engine whose stages were followed, newest first.
+
+        Those of the same engine version, if there are any; else of any version.
+        """
+        same_model = (  # a model that is not named is like no other
+            "ready_s IS NOT NULL AND stages != '[]' AND (candidate_id = ? OR candidate_id IN (SELECT id FROM candidates"
+            " WHERE json_extract(body, '$.engine') = ? AND json_extract(body, '$.launch.model') = ?))"
+        )
+        newest = "ORDER BY rowid DESC LIMIT ?"
+        model = (candidate.id, candidate.engine, candidate.launch.model)
+        same = self._launches(f"{same_model} AND engine_version = ? {newest}", *model, engine_version, most)
+        return same or self._launches(f"{same_model} {newest}", *model, most)
+
     # --- the best-known
 
     def promote(self, slot: str, candidate_id: str, name: str, trial_id: int, at: str) -> None:
@@ -407,6 +430,7 @@ _FROM_JSON: dict[str, Callable[[str], Any]] = {
     "reasons": lambda text: tuple(json.loads(text)),
     "score": lambda text: Interval(**json.loads(text)),
     "diagnosis": TypeAdapter(Diagnosis).validate_json,
+    "stages": lambda text: tuple((stage, at_s) for stage, at_s in json.loads(text)),
     "gpu_used_mib": lambda text: {int(k): v for k, v in json.loads(text).items()},
 }
 

@@ -6,9 +6,10 @@ one name and one unit here, whatever the engine calls it; accept length always i
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from autotuner.core.candidate import Candidate
+from autotuner.engines.vocabulary import Action
 
 
 class Stage(StrEnum):
@@ -78,13 +79,15 @@ class StageSeen:
     ended: bool = False
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """One stretch of telemetry, normalised: requests in numbers, rates in tokens per second, None where unknown.
 
     `accept_len` is tokens per verify step with the bonus token; `drafts` is the number of verify steps (one request,
-    one step); `accept_rate` is accepted/drafted and None where the engine's own definition is not known.
-    `seconds` is the length of the stretch, None where a log line does not say it.
+    one step); `accept_rate` is accepted/drafted and None where the engine's own definition is not known;
+    `printed_rate` is what the engine calls its accept rate, whatever it means there (engines/accept_rate.py).
+    `cache_hit` is the share of prompt tokens found in the prefix cache, 0 to 1. `seconds` is the length of the
+    stretch, None where a log line does not say it. `certainty` says what the figures are worth: counted between two
+    scrapes, printed (rounded, at the engine's own interval), or derived from printed ones.
     """
 
     source: Literal["log", "metrics"]
@@ -97,6 +100,9 @@ class Window:
     drafted: int | None = None
     accepted: int | None = None
     graph: bool | None = None
+    printed_rate: float | None = None
+    cache_hit: float | None = None
+    certainty: Literal["counted", "printed", "derived"] = "printed"
     prefill: bool = False
     after_idle: bool = False
     preemptions: int = 0
@@ -104,11 +110,13 @@ class Window:
     rank: str = ""
 
 
-@dataclass(frozen=True)
-class Prefill:
+class Prefill(NamedTuple):
     """A log line that says a prefill batch ran; the decode window it falls into is not in steady state."""
 
     tokens: int | None = None
+    cached: int | None = None
+    running: float | None = None
+    queued: float | None = None
     rank: str = ""
 
 
@@ -162,29 +170,16 @@ class ServerExit:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why a server died or did not come up: a word of the closed list, one plain sentence, advice, and the lines."""
+    """Why a server died or did not come up: a word of the closed list, one plain sentence, advice, and the lines.
+
+    `action` is set only where it is not the cause's usual one (vocabulary.CAUSES).
+    """
 
     cause: str
     sentence: str
     advice: str = ""
     evidence: tuple[str, ...] = field(default=())
-
-
-# Words a diagnosis may use. `unknown` is an honest answer and asks a person to read the evidence.
-CAUSES = (
-    "wrong-flag",
-    "model-not-found",
-    "bad-weights",
-    "out-of-memory",
-    "port-taken",
-    "missing-dependency",
-    "draft-mismatch",
-    "killed",
-    "asked-to-stop",
-    "crash",
-    "hang",
-    "unknown",
-)
+    action: Action | None = None
 
 
 class Engine(Protocol):
@@ -248,6 +243,7 @@ def window_between(before: Counters, after: Counters, seconds: float, gen_tok_s:
     rate = gen_tok_s if gen_tok_s is not None else (generated / seconds if generated is not None else None)
     return Window(
         source="metrics",
+        certainty="counted",
         running=_mean(before.running, after.running),
         queued=_mean(before.queued, after.queued),
         gen_tok_s=rate,
@@ -256,6 +252,7 @@ def window_between(before: Counters, after: Counters, seconds: float, gen_tok_s:
         drafts=int(drafts) if drafts is not None else None,
         drafted=int(drafted) if drafted is not None else None,
         accepted=int(accepted) if accepted is not None else None,
+        cache_hit=_share(before, after),
         preemptions=int(_delta(before.preemptions, after.preemptions) or 0),
         seconds=seconds,
     )
@@ -275,6 +272,13 @@ def _delta(before: float | None, after: float | None) -> float | None:
     if before is None or after is None or after < before:
         return None
     return after - before
+
+
+def _share(before: Counters, after: Counters) -> float | None:
+    """The share of the prompt tokens between two scrapes that came from the prefix cache."""
+    prompt = _delta(before.prompt_tokens, after.prompt_tokens)
+    cached = _delta(before.cached_prompt_tokens, after.cached_prompt_tokens)
+    return min(1.0, cached / prompt) if prompt and cached is not None else None
 
 
 def _mean(a: float | None, b: float | None) -> float | None:

@@ -13,9 +13,9 @@ from autotuner.engines.base import (
 )
 from autotuner.engines.diagnosis import choose, signature
 
-_SIGNATURES = (
+SIGNATURES = (
     signature(
-        "wrong-flag",
+        "bad-flag-combination",
         r"unrecognized arguments|unknown (option|flag|argument)|no such option|invalid argument:",
         "the server refused a flag",
         "compare with the program's --help",
@@ -77,4 +77,4 @@ class Command:
 
     def diagnose(self, exit_: ServerExit, lines: tuple[str, ...]) -> Diagnosis:
         """The signatures that every engine shares."""
-        return choose(_SIGNATURES, exit_, lines)
+        return choose(SIGNATURES, exit_, lines)

@@ -1,15 +1,25 @@
 """Why a server ended: signatures common to every engine, and the rule for choosing among several that match.
 
 The first cause in time is the cause; what follows is usually its echo. A traceback alone decides nothing, and neither
-does an exit code: engines kill themselves with SIGKILL, and exit 0 after their workers died.
+does an exit code: engines kill themselves with SIGKILL, and exit 0 after their workers died. What was said before the
+server came up did not end it later.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotuner.engines.base import Diagnosis, ServerExit
+from autotuner.engines.vocabulary import Action
 
 EVIDENCE_LINES = 6
+
+_READY = re.compile(r"fired up and ready to roll|Application startup complete|listening on http")
+# Between these two the memory that is asked for is the graphs'. vLLM says no word when it begins, but the size of its
+# KV pool is the last line before.
+_CAPTURE_BEGINS = re.compile(
+    r"Captur(?:e|ing) [\w ()-]{0,60}(?:graph|batches|shape)|graph failed:|Profiling CUDA graph|\bKV cache size: "
+)
+_CAPTURE_ENDS = re.compile(r"Graph capturing finished|Memory pool end|Load weight begin|Starting to load model")
 
 
 @dataclass(frozen=True)
@@ -21,60 +31,126 @@ class Signature:
     sentence: str
     advice: str = ""
     weak: bool = False
+    action: Action | None = None
 
 
-def signature(cause: str, pattern: str, sentence: str, advice: str = "", *, weak: bool = False) -> Signature:
+def signature(
+    cause: str, pattern: str, sentence: str, advice: str = "", *, weak: bool = False, action: Action | None = None
+) -> Signature:
     """Given a cause, a regular expression (case counts for nothing) and the words for it, return the Signature."""
-    return Signature(cause, re.compile(pattern, re.IGNORECASE), sentence, advice, weak)
+    return Signature(cause, re.compile(pattern, re.IGNORECASE), sentence, advice, weak, action)
 
 
 COMMON = (
     signature(
-        "out-of-memory",
-        r"CUDA out of memory|OutOfMemoryError|cudaMalloc failed: out of memory|Not enough memory|"
-        r"No available memory for the cache blocks|std::bad_alloc|Cannot allocate memory|DefaultCPUAllocator",
-        "the server ran out of memory",
-        "lower the memory fraction, the context length or the largest graph batch size",
+        "host-oom",
+        r"std::bad_alloc|Cannot allocate memory|DefaultCPUAllocator|oom-kill|Out of memory: Killed process"
+        r"|killed by the OOM|\bMemoryError\b",
+        "the host ran out of memory",
+        "load with fewer workers at once, keep less in host memory (offload, prompt cache), or use a smaller model",
     ),
     signature(
-        "port-taken",
+        "oom-in-load",
+        r"CUDA out of memory|OutOfMemoryError|cudaMalloc failed: out of memory|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEM",
+        "the GPU ran out of memory",
+        "lower the memory fraction or the context length, or spread the model over more GPUs; nvidia-smi shows whether"
+        " another process holds memory",
+    ),
+    signature(
+        "device-busy",
         r"address already in use|errno 98|couldn't bind HTTP server socket",
         "the server's port was already taken",
         "find the process that holds the port; autotuner does not touch what it did not launch",
     ),
     signature(
-        "missing-dependency",
+        "rendezvous-timeout",
+        r"waiting for clients|clients joined|DistStoreError|connect\(\) timed out.{0,80}store|Broken pipe.{0,40}TCPStore"
+        r"|The client socket has timed out",
+        "the ranks did not find each other in time",
+        "check that every rank was started, and the network interface they use (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME)",
+    ),
+    signature(
+        "gpu-fault",
+        r"\bXid\b.{0,40}\d|fallen off the bus|uncorrectable ECC|GPU is lost|GPU is probably locked|ECC error",
+        "the GPU or its driver has failed",
+        "stop using this GPU: look at the kernel log, and reset or reboot the host",
+    ),
+    signature(
+        "unsupported",
         r"ModuleNotFoundError|ImportError: (?!cannot import name 'Literal')|No module named|"
         r"error while loading shared libraries|command not found",
         "a library that the engine needs is missing from its environment",
         "install it into the interpreter that launch.python names",
+        action=Action.FIX_FLAGS,
     ),
     signature(
-        "model-not-found",
+        "bad-flag-combination",
         r"Repository Not Found|is not a local folder and is not a valid model identifier|Can't load the configuration of|"
         r"does not appear to have a file named|HFValidationError|no such model|Incorrect path_or_model_id",
         "the model was not found where launch.model points",
         "check the path; a host without network needs a local folder",
     ),
 )
+_IN_CAPTURE = (
+    "the GPU ran out of memory while capturing graphs",
+    "LOWER the memory fraction, or the largest graph batch size; the KV pool had already taken its share",
+)
+_CAPTURE_FAILED = (
+    "the capture of graphs failed, and not for lack of memory",
+    "the first rank's traceback names the kernel: another backend, custom all-reduce off, or another build",
+)
+
+
+def own_stop() -> Diagnosis:
+    """What is said of a server that was stopped by autotuner."""
+    return Diagnosis("own-stop", "the server was stopped by autotuner")
 
 
 def choose(signatures: tuple[Signature, ...], exit_: ServerExit, lines: tuple[str, ...]) -> Diagnosis:
     """Given an engine's signatures, how the server ended and its last lines, return the best diagnosis."""
     if exit_.asked:
-        return Diagnosis("asked-to-stop", "the server was stopped by autotuner")
-    ordered = [s for s in (*signatures, *COMMON) if not s.weak], [s for s in signatures if s.weak]
-    for group in ordered:
+        return own_stop()
+    found = find(signatures, since_ready(lines))
+    return found if found is not None else _by_exit_code(exit_, lines)
+
+
+def find(signatures: tuple[Signature, ...], lines: tuple[str, ...]) -> Diagnosis | None:
+    """Given an engine's signatures and lines of a log, return the first cause in time that they name, or None."""
+    strong = (*(s for s in signatures if not s.weak), *COMMON)
+    weak = tuple(s for s in signatures if s.weak)
+    echoes = tuple(s for s in weak if s.cause == "unknown")  # they only say that something died
+    for group in (strong, tuple(s for s in weak if s not in echoes), echoes):
         for number, line in enumerate(lines):
             match = next((s for s in group if s.pattern.search(line)), None)
             if match:
-                return Diagnosis(match.cause, match.sentence, match.advice, _around(lines, number))
-    return _by_exit_code(exit_, lines)
+                return _diagnosis(match, lines, number)
+    return None
 
 
-def _around(lines: tuple[str, ...], number: int) -> tuple[str, ...]:
-    """The line itself first, then what followed it."""
-    return lines[number : number + EVIDENCE_LINES]
+def since_ready(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Given lines of a log, return those after the server came up: an error that it survived did not end it."""
+    up = next((number for number in range(len(lines) - 1, -1, -1) if _READY.search(lines[number])), None)
+    return lines if up is None else lines[up + 1 :]
+
+
+def capturing(lines: tuple[str, ...]) -> bool:
+    """Given lines of a log, tell whether the last of them falls into graph capture."""
+    for line in reversed(lines):
+        if _CAPTURE_BEGINS.search(line):
+            return True
+        if _CAPTURE_ENDS.search(line):
+            return False
+    return False
+
+
+def _diagnosis(match: Signature, lines: tuple[str, ...], number: int) -> Diagnosis:
+    evidence = lines[number : number + EVIDENCE_LINES]  # the line itself first, then what followed it
+    found = Diagnosis(match.cause, match.sentence, match.advice, evidence, match.action)
+    if match.cause == "oom-in-load" and capturing(lines[: number + 1]):
+        found = replace(found, cause="oom-in-capture", sentence=_IN_CAPTURE[0], advice=_IN_CAPTURE[1])
+    if match.cause == "unknown" and not match.weak and capturing(lines[: number + 1]):
+        found = replace(found, cause="capture-failed-other", sentence=_CAPTURE_FAILED[0], advice=_CAPTURE_FAILED[1])
+    return found
 
 
 def _by_exit_code(exit_: ServerExit, lines: tuple[str, ...]) -> Diagnosis:
@@ -82,11 +158,10 @@ def _by_exit_code(exit_: ServerExit, lines: tuple[str, ...]) -> Diagnosis:
     when = "while it served" if exit_.became_ready else "before it was ready"
     if exit_.code in {-9, 137}:
         advice = "look for the OOM killer in the kernel log (dmesg); engines also end themselves this way"
-        return Diagnosis(
-            "killed", f"the server was killed (SIGKILL) {when}, and its log does not say why", advice, tail
-        )
+        sentence = f"the server was killed (SIGKILL) {when}, and its log does not say why"
+        return Diagnosis("unknown", sentence, advice, tail)
     if exit_.code is not None and exit_.code < 0:
-        return Diagnosis("crash", f"the server ended by signal {-exit_.code} {when}", "", tail)
+        return Diagnosis("unknown", f"the server ended by signal {-exit_.code} {when}", "", tail)
     said = f"exit code {exit_.code}" if exit_.code is not None else "no exit code was recorded"
     advice = "read the log: autotuner show --log"
     return Diagnosis("unknown", f"the server ended {when} ({said}) and its log names no known cause", advice, tail)

@@ -40,9 +40,9 @@ _STAGES: tuple[tuple[str, StageSeen], ...] = (
     ("listening on http", StageSeen(Stage.HTTP_UP)),
 )
 
-_SIGNATURES = (
+SIGNATURES = (
     signature(
-        "wrong-flag",
+        "bad-flag-combination",
         r"invalid argument:|the argument has been removed|error while handling argument|unrecognized arguments",
         "the server refused a flag",
         "compare with `llama-server --help` of this very binary; flags were renamed over time",
@@ -54,27 +54,27 @@ _SIGNATURES = (
         "use a drafter made for this very model: same tokenizer, same vocabulary",
     ),
     signature(
-        "bad-weights",
+        "unsupported",
         r"unknown model architecture|invalid magic|tensor .* (data is not within|not found)|failed to read (magic|tensor)|"
         r"error loading model|model is corrupted or incomplete|gguf_init_from_file",
         "the model file is damaged, cut short, or of a kind this build does not know",
         "compare the file's size and hash with its source, and the build with the model's requirements",
     ),
     signature(
-        "model-not-found",
+        "bad-flag-combination",
         r"failed to open (GGUF file|.*\.gguf)|No such file or directory",
         "the model file was not found",
         "check launch.model",
     ),
     signature(
-        "out-of-memory",
+        "oom-in-load",
         r"unable to allocate|failed to allocate (buffer|compute)|out of memory",
         "the server ran out of memory",
         "lower ctx-size or parallel, or keep fewer layers on the GPU (n-gpu-layers)",
     ),
-    signature("crash", r"GGML_ASSERT|CUDA error|GGML_ABORT", "the engine aborted", "report it with the lines below"),
+    signature("unknown", r"GGML_ASSERT|CUDA error|GGML_ABORT", "the engine aborted", "report it with the lines below"),
     signature(
-        "bad-weights",
+        "unsupported",
         r"failed to load model|exiting due to model loading error",
         "the model could not be loaded",
         weak=True,
@@ -180,7 +180,7 @@ class LlamaCpp:
 
     def diagnose(self, exit_: ServerExit, lines: tuple[str, ...]) -> Diagnosis:
         """Why llama-server ended."""
-        return choose(_SIGNATURES, exit_, lines)
+        return choose(SIGNATURES, exit_, lines)
 
     def _program(self, candidate: Candidate) -> tuple[str, ...]:
         launch = candidate.launch
@@ -197,6 +197,7 @@ def _acceptance_window(match: re.Match[str]) -> Window:
     return Window(
         source="log",
         accept_len=mean_len,
+        certainty="derived",
         accept_rate=accepted / drafted if drafted else None,
         drafts=drafts,
         drafted=drafted,

@@ -1,8 +1,8 @@
 """SGLang: argv, environment, endpoints, facts from its log and metrics, and why it died.
 
-Three readings are traps. "accept rate" had three definitions and the line does not say which, so only the
-accept length is read. `Traceback` may stand in the dump of the server's arguments. After our own SIGTERM the
-log speaks of a crash.
+Three readings are traps. "accept rate" had three definitions and the line does not say which, so it is kept as
+printed and only the accept length is judged by. `Traceback` may stand in the dump of the server's arguments. After
+our own SIGTERM the log speaks of a crash.
 """
 
 import re
@@ -60,7 +60,8 @@ _STAGES: tuple[tuple[re.Pattern[str], StageSeen], ...] = (
     (re.compile(r"Using draft model load_format"), StageSeen(Stage.DRAFT_WEIGHTS)),
     (re.compile(r"Using KV cache dtype|KV Cache is allocated"), StageSeen(Stage.KV_POOL)),
     (re.compile(r"Memory pool end"), StageSeen(Stage.KV_POOL, ended=True)),
-    (re.compile(r"Entering DeepGEMM JIT|FlashInfer autotun"), StageSeen(Stage.JIT)),
+    (re.compile(r"(?i:finished loading) JIT ops"), StageSeen(Stage.JIT, ended=True)),
+    (re.compile(r"Entering DeepGEMM JIT|FlashInfer autotun|Loading JIT ops"), StageSeen(Stage.JIT)),
     (re.compile(r"Capture [\w ]{0,40}graph begin", re.IGNORECASE), StageSeen(Stage.GRAPH_CAPTURE)),
     (re.compile(r"Capture [\w ]{0,40}graph end", re.IGNORECASE), StageSeen(Stage.GRAPH_CAPTURE, ended=True)),
     (re.compile(r"Application startup complete|Uvicorn running on"), StageSeen(Stage.HTTP_UP)),
@@ -194,22 +195,33 @@ def _telemetry(line: str) -> tuple[LogFact, ...]:
     fields = pairs(line[batch.end() :])
     rank = _rank(line[: batch.start()])
     if batch.group(1) == "Prefill":
-        return (Prefill(whole(fields.get("#new-token")), rank),) if "#new-token" in fields else ()
+        return (_prefill(fields, rank),) if "#new-token" in fields else ()
     return _decode(fields, rank)
 
 
 def _decode(fields: dict[str, str], rank: str) -> tuple[Window, ...]:
-    """`accept rate` is passed over: 0.25 is nothing accepted in one release and a quarter in another."""
+    """`accept rate` is kept as printed: 0.25 is nothing accepted in one release and a quarter in another."""
     window = Window(
         source="log",
         running=number(fields.get("#running-req")),
         queued=number(fields.get("#queue-req")),
         gen_tok_s=number(fields.get("gen throughput (token/s)")),
         accept_len=number(fields.get("accept len")),
+        printed_rate=number(fields.get("accept rate")),
         graph=_graph(fields),
         rank=rank,
     )
     return (window,) if window != Window(source="log", rank=rank) else ()
+
+
+def _prefill(fields: dict[str, str], rank: str) -> Prefill:
+    return Prefill(
+        tokens=whole(fields.get("#new-token")),
+        cached=whole(fields.get("#cached-token")),
+        running=number(fields.get("#running-req")),
+        queued=number(fields.get("#queue-req")),
+        rank=rank,
+    )
 
 
 def _graph(fields: dict[str, str]) -> bool | None:
@@ -224,12 +236,14 @@ def _rank(head: str) -> str:
 
 
 def _stage(line: str) -> tuple[StageSeen, ...]:
-    found = [next((seen for pattern, seen in _STAGES if pattern.search(line)), None)]
+    """A bar is drawn in front of whatever is glued to it, so what the line itself says comes last."""
+    found = []
     progress = bar(line)
     if progress is not None:
         stage = next((stage for pattern, stage in _BARS if pattern.search(progress.label)), None)
         ended = progress.done == progress.total
         found.append(StageSeen(stage, progress.done, progress.total, ended) if stage else None)
+    found.append(next((seen for pattern, seen in _STAGES if pattern.search(line)), None))
     return tuple(seen for seen in found if seen)
 
 

@@ -15,6 +15,11 @@ _DRAFTER = ("speculative-draft-model-path", "speculative-draft-model")
 _STEPPED = {"EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "FROZEN_KV_MTP"}
 _NEEDS_DRAFTER = {"EAGLE3", "STANDALONE", "DFLASH"}
 _NO_DP_ATTENTION = {"STANDALONE", "NGRAM"}
+_BLOCKS = {"DFLASH", "DSPARK"}  # these force one step of top-k 1 and draft a whole block
+_ADAPTIVE = {"EAGLE", "EAGLE3", "NEXTN"}
+_PAGED_TREES = {"flashinfer", "fa3", "triton"}  # the backends that take a tree with pages of more than one token
+_BACKEND = ("attention-backend", "decode-attention-backend")
+_THRESHOLDS = ("speculative-accept-threshold-single", "speculative-accept-threshold-acc")
 
 # The slot owns these; the model has a key of its own.
 _TAKEN = {
@@ -50,8 +55,29 @@ def problems(candidate: Candidate) -> tuple[str, ...]:
     method = _method(candidate)
     if not method:
         return (*taken, *_without_algorithm(candidate))
-    shape = _shape(candidate) if method in _STEPPED else []
-    return (*taken, *shape, *_drafter(candidate, method), *_attention(candidate, method))
+    shape = _shape(candidate) if method in _STEPPED else _block(candidate, method)
+    forced = [*_attention(candidate, method), *_adaptive(candidate, method), *_tree(candidate)]
+    return (*taken, *shape, *_drafter(candidate, method), *forced)
+
+
+def warnings(candidate: Candidate) -> tuple[str, ...]:
+    """Given a candidate, return what SGLang does with it that nobody asked for, a sentence each."""
+    if not _method(candidate):
+        return ()
+    found = []
+    if candidate.arg("max-running-requests") is None:
+        found.append(
+            "args.max-running-requests is unset: with speculation SGLang lets 48 requests run at once (32 in 0.4.3); "
+            "set it, or higher levels measure that cap"
+        )
+    if candidate.arg("enable-mixed-chunk"):
+        found.append("args.enable-mixed-chunk is turned off by speculation")
+    found += [
+        f"args.{flag} below 1 changes what the model says: the output is no longer the target's"
+        for flag in _THRESHOLDS
+        if (_real(candidate, flag) or 1.0) < 1.0
+    ]
+    return tuple(found)
 
 
 def _method(candidate: Candidate) -> str:
@@ -62,6 +88,13 @@ def _method(candidate: Candidate) -> str:
 def _number(candidate: Candidate, flag: str) -> int | None:
     value = candidate.arg(flag)
     return int(str(value)) if value is not None and re.fullmatch(r"-?\d+", str(value)) else None
+
+
+def _real(candidate: Candidate, flag: str) -> float | None:
+    try:
+        return float(str(candidate.arg(flag)))
+    except ValueError:
+        return None
 
 
 def _without_algorithm(candidate: Candidate) -> list[str]:
@@ -79,6 +112,10 @@ def _shape(candidate: Candidate) -> list[str]:
     missing = [flag for flag in flags if candidate.arg(flag) is None]
     if missing:
         given = [flag for flag in flags if flag not in missing]
+        if missing[0] == _STEPS and given:
+            return [
+                f"args.{given[0]} needs args.{_STEPS}: without it SGLang stops with an assertion; set all three or none"
+            ]
         return [f"args.{given[0]} needs args.{missing[0]}: SGLang wants all three or none"] if given else []
     steps, topk, draft_tokens = (_number(candidate, flag) for flag in flags)
     if steps is None or topk is None or draft_tokens is None:
@@ -92,6 +129,53 @@ def _shape(candidate: Candidate) -> list[str]:
     return []
 
 
+def _block(candidate: Candidate, method: str) -> list[str]:
+    """Methods that draft a block know draft tokens only; what else is asked for is overridden or ignored."""
+    found = []
+    for flag in (_STEPS, _TOPK) if method in _BLOCKS | {"NGRAM"} else ():
+        value = candidate.arg(flag)
+        if value is not None and not (method in _BLOCKS and _number(candidate, flag) == 1):
+            why = "would become 1" if method in _BLOCKS else "is not used"
+            found.append(f"args.{flag} = {value} {why}: {method} knows args.{_DRAFT_TOKENS} only")
+    size, draft_tokens = _number(candidate, "speculative-dflash-block-size"), _number(candidate, _DRAFT_TOKENS)
+    if method == "DFLASH" and None not in (size, draft_tokens) and size != draft_tokens:
+        found.append(f"args.speculative-dflash-block-size = {size} contradicts args.{_DRAFT_TOKENS} = {draft_tokens}")
+    if method == "DFLASH" and (_number(candidate, "pp-size") or _number(candidate, "pp") or 1) > 1:
+        found.append(f"args.{_ALGORITHM[0]} = DFLASH does not run with pipeline parallelism (args.pp-size)")
+    return found
+
+
+def _adaptive(candidate: Candidate, method: str) -> list[str]:
+    """SGLang switches adaptive speculation off where it cannot be, and goes on with fixed values."""
+    if not candidate.arg("speculative-adaptive"):
+        return []
+    why = ""
+    if method not in _ADAPTIVE:
+        why = f"works with EAGLE and EAGLE3, not with {method}"
+    elif _number(candidate, _TOPK) not in {None, 1}:
+        why = f"needs args.{_TOPK} = 1"
+    elif candidate.arg("enable-dp-attention"):
+        why = "does not work with args.enable-dp-attention"
+    return [f"args.speculative-adaptive {why}; it would be switched off"] if why else []
+
+
+def _tree(candidate: Candidate) -> list[str]:
+    topk, page = _number(candidate, _TOPK), _number(candidate, "page-size") or 1
+    if topk is None or topk < 2:
+        return []
+    found = []
+    for flag in _BACKEND:
+        backend = candidate.arg(flag)
+        if backend == "trtllm_mha":
+            found.append(f"args.{_TOPK} = {topk} does not run on args.{flag} = trtllm_mha, which takes chains only")
+        elif backend is not None and page > 1 and backend not in _PAGED_TREES:
+            allowed = ", ".join(sorted(_PAGED_TREES))
+            found.append(f"args.{_TOPK} = {topk} with args.page-size = {page} runs on {allowed}, not on {backend}")
+    if candidate.arg("speculative-use-rejection-sampling"):
+        found.append(f"args.speculative-use-rejection-sampling needs args.{_TOPK} = 1")
+    return found
+
+
 def _drafter(candidate: Candidate, method: str) -> list[str]:
     path = candidate.arg(*_DRAFTER)
     if path is None:
@@ -103,6 +187,12 @@ def _drafter(candidate: Candidate, method: str) -> list[str]:
 
 
 def _attention(candidate: Candidate, method: str) -> list[str]:
-    if method in _NO_DP_ATTENTION and candidate.arg("enable-dp-attention"):
+    if not candidate.arg("enable-dp-attention"):
+        return []
+    if method in _NO_DP_ATTENTION:
         return [f"args.{_ALGORITHM[0]} = {method} does not run with args.enable-dp-attention"]
+    if method == "DFLASH" and not candidate.arg("enable-dp-lm-head"):
+        return [
+            f"args.{_ALGORITHM[0]} = DFLASH runs with args.enable-dp-attention only if args.enable-dp-lm-head is set"
+        ]
     return []

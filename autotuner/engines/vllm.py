@@ -197,6 +197,7 @@ def _load_window(line: str) -> Window:
         running=number(fields.get("Running")),
         queued=number(fields.get("Waiting", fields.get("Pending"))),  # Pending: releases before V1
         gen_tok_s=number(fields.get("Avg generation throughput")),
+        cache_hit=_hit(fields.get("Prefix cache hit rate")),
         prefill=bool(number(fields.get("Avg prompt throughput"))),
         preemptions=whole(fields.get("Preemptions")) or 0,
         rank=_rank(line),
@@ -214,11 +215,17 @@ def _speculation_window(text: str) -> Window:
         accept_len=accept_len,
         # Both counts stand on the line, so here the rate has one definition.
         accept_rate=accepted / drafted if drafted and accepted is not None else None,
+        certainty="derived",  # the verify steps are: the line does not state them
         drafts=_drafts(text, accept_len, accepted, drafted),
         drafted=drafted,
         accepted=accepted,
         seconds=round(drafted / drafted_tok_s, 2) if drafted and drafted_tok_s else None,
     )
+
+
+def _hit(percent: str | None) -> float | None:
+    value = number(percent)
+    return value / 100 if value is not None else None
 
 
 def _drafts(text: str, accept_len: float | None, accepted: int | None, drafted: int | None) -> int | None:
@@ -246,12 +253,14 @@ def _rank(line: str) -> str:
 
 
 def _stage(line: str) -> tuple[StageSeen, ...]:
-    found = [next((seen for pattern, seen in _STAGES if pattern.search(line)), None)]
+    """A bar is drawn in front of whatever is glued to it, so what the line itself says comes last."""
+    found = []
     progress = bar(line)
     if progress is not None:
         stage = next((stage for pattern, stage in _BARS if pattern.search(progress.label)), None)
         ended = progress.done == progress.total
         found.append(StageSeen(stage, progress.done, progress.total, ended) if stage else None)
+    found.append(next((seen for pattern, seen in _STAGES if pattern.search(line)), None))
     return tuple(seen for seen in found if seen)
 
 

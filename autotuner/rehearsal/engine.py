@@ -41,7 +41,8 @@ class RehearsalEngine:
 
     def _server(self) -> tuple[str, ...]:
         scale = f"{LOAD_SCALE:g}"
-        program = (sys.executable, "-m", "autotuner.rehearsal.server")
+        # "-u" in front: a program given by -m is asked for its version, and the rehearsal has none of the engine's.
+        program = (sys.executable, "-u", "-m", "autotuner.rehearsal.server")
         return (*program, "--as", self.inner.name, "--time-scale", scale, "--")
 
 

@@ -152,7 +152,7 @@ class House:
             s = self.status()
             mine = [r for r in self.launches() if r.name == name and r.state is LaunchState.SERVING]
             fresh = {r.id for r in mine} - self.measured
-            runs = str(s["live"].get("stage", "")).startswith("measuring") and s["trial"]["name"] == name
+            runs = str(s["live"].get("stage", "")).startswith("measuring") and (s["trial"] or {}).get("name") == name
             if not fresh or not runs:
                 return False
             self.measured |= fresh

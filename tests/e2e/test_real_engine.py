@@ -61,9 +61,9 @@ def test_a_real_campaign_tells_a_broken_drafter_a_costly_one_a_wrong_flag_and_a_
     assert house.verdicts()["damaged"] == house.verdicts()["wrong"] == "fail"
     entry = house.cli("why", "wrong").stdout
     assert "error: invalid argument: --ubatch-sise" in entry
-    assert "wrong-flag" in entry
+    assert "bad-flag-combination" in entry
     costly = house.cli("why", "costly").stdout
     assert "needed" in costly
     assert "best possible" in costly
-    assert "bad-weights" in house.cli("why", "damaged").stdout
+    assert "unsupported" in house.cli("why", "damaged").stdout
     assert "entries intact" in house.cli("journal", "verify").stdout

@@ -35,8 +35,8 @@ def test_the_server_gets_the_engines_own_argv_as_it_is(name: str) -> None:
     argv = rehearsed(name).argv(candidate(name), PLACE)
     cut = argv.index("--")
     assert argv[cut + 1 :] == ENGINES[name].argv(candidate(name), PLACE)
-    assert argv[:3] == (sys.executable, "-m", "autotuner.rehearsal.server")
-    assert ("--as", name) == argv[3:5]
+    assert argv[:4] == (sys.executable, "-u", "-m", "autotuner.rehearsal.server")
+    assert ("--as", name) == argv[4:6]
 
 
 @pytest.mark.parametrize("name", REHEARSED)

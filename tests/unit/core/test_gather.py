@@ -85,10 +85,27 @@ def test_a_prefill_taints_the_next_window_even_if_it_comes_in_a_later_read() -> 
     assert [w.prefill for w in gather.windows] == [True]
 
 
-def test_a_prefill_of_one_rank_taints_no_window_of_another() -> None:
+def test_a_prefill_of_one_rank_taints_the_servers_window_of_that_time_and_no_later_one() -> None:
     gather = steady()
-    gather.add_log((Prefill(rank="DP0"), line(rank="DP1"), line(rank="DP0")))
-    assert [w.prefill for w in gather.windows] == [False, True]
+    zero, one = line(rank="DP0"), line(rank="DP1")
+    gather.add_log((Prefill(rank="DP0"), zero, one, zero, one))
+    assert [w.prefill for w in gather.windows] == [True, False]
+    assert [w.running for w in gather.windows] == [16, 16]
+
+
+def test_the_first_window_of_a_rank_covers_the_time_before_the_load() -> None:
+    gather = steady()
+    gather.add_log((line(), line()))
+    assert [w.after_idle for w in gather.windows] == [True, False]
+
+
+def test_a_line_on_acceptance_alone_belongs_to_the_line_on_the_load_before_it() -> None:
+    gather = steady()
+    load = line(accept_len=None)
+    gather.add_log((load, Window(source="log", accept_len=2.5, drafts=100, drafted=300, accepted=150), load))
+    first, second = gather.windows
+    assert (first.running, first.accept_len, first.accepted) == (8.0, 2.5, 150)
+    assert second.accept_len is None
 
 
 def test_two_scrapes_bound_a_window_with_the_rate_that_the_client_saw() -> None:

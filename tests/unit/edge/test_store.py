@@ -21,7 +21,7 @@ from autotuner.core.policy import built_in
 from autotuner.core.state import LaunchState, Purpose, TrialState, Verdict, launch_may, trial_may
 from autotuner.core.statistics import Interval
 from autotuner.core.verdict import Judgement, LevelResult
-from autotuner.edge.database import Database
+from autotuner.edge.database import MIGRATIONS, Database
 from autotuner.edge.store import LaunchRow, SlotRow, Store, judgement_columns
 from autotuner.engines.base import Diagnosis
 from autotuner.errors import DiskFull, NotFound, StoreError
@@ -420,8 +420,95 @@ def test_a_schema_of_another_version_is_refused(tmp_path: Path) -> None:
     store = Store(path)
     store.db.run("UPDATE meta SET value = '99' WHERE key = 'schema'")
     store.close()
-    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 1"):
+    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 2"):
         Store(path)
+
+
+def old_database(path: Path) -> None:
+    """A database as schema 1 had it, with a launch in it."""
+    store = Store(path)
+    store.put_candidate(candidate(), "name = 'a'", "a.toml")
+    store.add_launch(launch_row("old", state=LaunchState.SERVING))
+    store.db.run("ALTER TABLE launches DROP COLUMN engine_version")
+    store.db.run("UPDATE meta SET value = '1' WHERE key = 'schema'")
+    store.close()
+
+
+def test_a_database_of_the_first_schema_is_brought_up_to_date_with_all_that_is_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    old_database(path)
+    for _ in range(2):  # once migrated, it just opens
+        store = Store(path)
+        (old,) = store.launches("kimi")
+        assert (old.id, old.state, old.stages, old.engine_version) == ("old", LaunchState.SERVING, (), None)
+        assert store.db.one("SELECT value FROM meta WHERE key = 'schema'")[0] == "2"  # type: ignore[index]
+        store.close()
+
+
+def test_a_migrated_database_has_the_columns_of_a_new_one(tmp_path: Path) -> None:
+    old_database(tmp_path / "old.db")
+    columns = []
+    for name in ("old.db", "new.db"):
+        store = Store(tmp_path / name)
+        columns.append([tuple(row)[1:] for row in store.db.all("PRAGMA table_info(launches)")])
+        store.close()
+    assert columns[0] == columns[1]
+
+
+def test_a_migration_that_fails_leaves_the_database_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state.db"
+    old_database(path)
+    steps = ("ALTER TABLE launches ADD COLUMN engine_version TEXT", "this is no SQL")
+    monkeypatch.setitem(MIGRATIONS, "1", ("2", steps))
+    with pytest.raises(StoreError, match="syntax error"):
+        Store(path)
+    monkeypatch.undo()
+    store = Store(path)
+    assert [row.id for row in store.launches("kimi")] == ["old"]
+    store.close()
+
+
+def test_programs_that_open_an_old_database_at_once_migrate_it_once(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    old_database(path)
+    script = f"from pathlib import Path; from autotuner.edge.store import Store; Store(Path({str(path)!r})).launches()"
+    running = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(3)]
+    assert [process.wait(60) for process in running] == [0, 0, 0]
+
+
+def served(store: Store, launch_id: str, version: str | None, ready_s: float, **columns: Any) -> None:
+    store.add_launch(launch_row(launch_id, state=LaunchState.STARTING, **columns))
+    store.launch_served(launch_id, ready_s, (("process up", 0.0), ("weights loading", 1.0)), version)
+
+
+def test_the_stages_of_a_start_are_kept_with_the_version_that_it_started(store: Store) -> None:
+    served(store, "l1", "0.5.12", 9.5)
+    row = store.launch("l1")
+    assert (row.state, row.ready_s, row.engine_version) == (LaunchState.SERVING, 9.5, "0.5.12")
+    assert row.stages == (("process up", 0.0), ("weights loading", 1.0))
+
+
+def test_earlier_starts_are_the_newest_of_the_same_version_else_of_any(store: Store) -> None:
+    for number in range(7):
+        served(store, f"l{number}", "0.5.12" if number < 6 else "0.5.15", float(number))
+    store.add_launch(launch_row("failed", state=LaunchState.STARTING))
+    store.add_launch(launch_row("late", state=LaunchState.STARTING))
+    store.launch_served("late", 3.0, (), "0.5.15")  # its stages were not followed
+
+    def found(version: str | None, of: Candidate | None = None) -> list[str]:
+        return [row.id for row in store.earlier_starts(of or candidate(), version)]
+
+    assert found("0.5.12") == ["l5", "l4", "l3", "l2", "l1"]
+    assert found("0.5.15") == ["l6"]
+    assert found("0.6") == found(None) == ["l6", "l5", "l4", "l3", "l2"]
+    assert found("0.5.12", candidate("b", parallel=4)) == found("0.5.12"), "another candidate of the same model"
+    assert found("0.5.12", Candidate(name="x", engine="llamacpp", launch=Launch(model="other"))) == []
+    assert found("0.5.12", Candidate(name="x", engine="sglang", launch=Launch(model="m"))) == []
+    nameless = Candidate(name="x", engine="command", launch=Launch(command=("serve", "{port}")))
+    store.put_candidate(nameless, "text", "x.toml")
+    served(store, "nameless", None, 1.0, candidate_id=nameless.id)
+    assert found(None, nameless) == ["nameless"]
+    assert found(None, Candidate(name="y", engine="command", launch=Launch(command=("other", "{port}")))) == []
 
 
 def test_a_damaged_file_is_said_to_be_damaged(tmp_path: Path) -> None:

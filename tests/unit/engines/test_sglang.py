@@ -7,7 +7,6 @@ import pytest
 
 from autotuner.core.candidate import Candidate, Launch
 from autotuner.engines.base import (
-    CAUSES,
     Effective,
     LogFact,
     Note,
@@ -20,6 +19,7 @@ from autotuner.engines.base import (
 )
 from autotuner.engines.logtext import split_lines
 from autotuner.engines.sglang import SGLang
+from autotuner.engines.vocabulary import CAUSES
 
 RECORDINGS = Path(__file__).parent / "recordings"
 ENGINE = SGLang()
@@ -247,7 +247,7 @@ def test_graphs_off_shows_in_the_window() -> None:
 
 def test_a_prefill_batch_is_told_from_a_decode_batch() -> None:
     line = "[2026-11-20 10:01:00 TP0] Prefill batch, #new-seq: 2, #new-token: 3100, #cached-token: 512, #running-req: 5"
-    assert ENGINE.read_line(line) == (Prefill(3100, "TP0"),)
+    assert ENGINE.read_line(line) == (Prefill(3100, 512, 5.0, None, "TP0"),)
 
 
 def test_a_retraction_is_a_preemption_and_worth_a_note() -> None:
@@ -337,7 +337,7 @@ def test_a_line_glued_to_a_bar_is_not_lost() -> None:
         "Capturing batches (bs=128 avail_mem=31.18 GB):   0%|          | 0/19 [00:00<?, ?it/s]"
         "[2025-09-14 20:08:18 TP0] Entering DeepGEMM JIT Pre-Compile session."
     )
-    assert stages(line) == [StageSeen(Stage.JIT), StageSeen(Stage.GRAPH_CAPTURE, 0, 19)]
+    assert stages(line) == [StageSeen(Stage.GRAPH_CAPTURE, 0, 19), StageSeen(Stage.JIT)]
 
 
 def test_the_largest_graph_is_the_targets_in_the_new_wording_too() -> None:
@@ -414,24 +414,26 @@ def test_verify_calls_are_the_drafts() -> None:
 def test_our_own_sigterm_looks_like_a_crash_and_is_not_one() -> None:
     lines = tuple(recorded("sglang-0.5.12-eagle3-capped.log"))
     assert "It usually means one child failed" in lines[-1]
-    assert cause(*lines, asked=True, ready=True) == "asked-to-stop"
+    assert cause(*lines, asked=True, ready=True) == "own-stop"
     assert not [fact for line in lines[-3:] for fact in ENGINE.read_line(line)]
 
 
 def test_somebody_elses_sigterm_is_named() -> None:
     lines = tuple(recorded("sglang-0.5.12-eagle3-capped.log"))
-    assert cause(*lines, ready=True) == "killed"
+    diagnosis = ENGINE.diagnose(ServerExit(-9, False, True), lines)
+    assert (diagnosis.cause, diagnosis.sentence) == ("unknown", "somebody other than autotuner told the server to stop")
 
 
 def test_a_flag_of_another_release_is_named_from_the_recording() -> None:
     diagnosis = ENGINE.diagnose(ServerExit(2, False, False), tuple(recorded("sglang-0.5.12-bad-flag.log")))
-    assert diagnosis.cause == "wrong-flag"
+    assert diagnosis.cause == "bad-flag-combination"
     assert "--cuda-graph-max-batch" in diagnosis.evidence[0]
 
 
 def test_a_missing_model_is_named_from_the_recording() -> None:
     diagnosis = ENGINE.diagnose(ServerExit(1, False, False), tuple(recorded("sglang-0.5.12-missing-model.log")))
-    assert diagnosis.cause == "model-not-found"
+    assert diagnosis.cause == "bad-flag-combination"
+    assert "not found" in diagnosis.sentence
     assert "/models/nope" in diagnosis.evidence[0]
 
 
@@ -439,27 +441,27 @@ def test_a_missing_model_is_named_from_the_recording() -> None:
     ("expected", "lines"),
     [
         (
-            "out-of-memory",
+            "oom-in-capture",
             ["Exception: Capture cuda graph failed: CUDA out of memory. Tried to allocate 1.50 GiB."],
         ),
-        ("out-of-memory", ["RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."]),
-        ("crash", ["Exception: Capture cuda graph failed: invalid argument"]),
-        ("draft-mismatch", ["ValueError: Cannot find the config file for awq"]),
-        ("wrong-flag", ["RuntimeError: selected index k out of range"]),
-        ("bad-weights", ["ValueError: Model architectures ['X'] are not supported for now."]),
-        ("killed", ["Rank 0 scheduler is dead. Please check if there are relevant logs.", "Exit code: -9"]),
-        ("hang", ["scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)"]),
-        ("hang", ["Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2)", "ncclSystemError"]),
-        ("port-taken", ["ERROR: [Errno 98] error while attempting to bind on address ('127.0.0.1', 30000)"]),
+        ("kv-too-small", ["RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."]),
+        ("capture-failed-other", ["Exception: Capture cuda graph failed: invalid argument"]),
+        ("bad-flag-combination", ["ValueError: Cannot find the config file for awq"]),
+        ("bad-flag-combination", ["RuntimeError: selected index k out of range"]),
+        ("unsupported", ["ValueError: Model architectures ['X'] are not supported for now."]),
+        ("host-oom", ["Rank 0 scheduler is dead. Please check if there are relevant logs.", "Exit code: -9"]),
+        ("watchdog-timeout", ["scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)"]),
+        ("collective-timeout", ["Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2)", "ncclSystemError"]),
+        ("device-busy", ["ERROR: [Errno 98] error while attempting to bind on address ('127.0.0.1', 30000)"]),
         (
-            "crash",
+            "unknown",
             [
                 "Scheduler hit an exception: Traceback (most recent call last):",
                 "Received sigquit from a child",
             ],
         ),
         (
-            "out-of-memory",
+            "oom-in-load",
             [
                 "Scheduler hit an exception: Traceback (most recent call last):",
                 "torch.OutOfMemoryError: CUDA out of memory.",
@@ -474,7 +476,7 @@ def test_failures_have_a_cause(expected: str, lines: list[str]) -> None:
 
 def test_a_size_mismatch_is_the_drafters_only_where_there_is_one() -> None:
     mismatch = "size mismatch for lm_head.weight: copying a param with shape torch.Size([32000, 4096])"
-    assert cause(mismatch) == "bad-weights"
+    assert cause(mismatch) == "unsupported"
     assert cause('  File "/x/speculative/eagle_worker.py", line 9, in __init__', mismatch) == "draft-mismatch"
 
 
@@ -488,12 +490,12 @@ def test_the_noise_of_a_healthy_start_is_never_the_cause() -> None:
         "[2026-11-29 15:01:58] Watchdog scheduler initialized.",
     )
     assert cause(*noise, code=1) == "unknown"
-    assert cause(*noise, "torch.OutOfMemoryError: CUDA out of memory.") == "out-of-memory"
+    assert cause(*noise, "torch.OutOfMemoryError: CUDA out of memory.") == "oom-in-load"
 
 
 def test_a_missing_library_that_ends_the_server_is_no_noise() -> None:
     line = "RuntimeError: Failed to import transformers.models.x because of: No module named 'tiktoken'"
-    assert cause(line, code=1) == "missing-dependency"
+    assert cause(line, code=1) == "unsupported"
 
 
 @pytest.mark.parametrize("value", ["9" * 400, "1" * 5000, "-", "", "٣", "1e999"])

@@ -7,7 +7,6 @@ import pytest
 
 from autotuner.core.candidate import Candidate, Launch
 from autotuner.engines.base import (
-    CAUSES,
     Effective,
     LogFact,
     Note,
@@ -20,6 +19,7 @@ from autotuner.engines.base import (
 )
 from autotuner.engines.logtext import split_lines
 from autotuner.engines.vllm import VLLM
+from autotuner.engines.vocabulary import CAUSES
 
 RECORDINGS = Path(__file__).parent / "recordings"
 ENGINE = VLLM()
@@ -329,7 +329,7 @@ def test_the_attention_backend_is_read() -> None:
 
 def test_our_own_sigterm_is_no_crash_and_leaves_no_notes() -> None:
     lines = recorded("vllm-0.32-ngram.log")
-    assert cause(*lines, code=0, asked=True, ready=True) == "asked-to-stop"
+    assert cause(*lines, code=0, asked=True, ready=True) == "own-stop"
     stopping = [line for line in lines if "[shutdown]" in line]
     assert stopping
     assert not [fact for line in stopping for fact in ENGINE.read_line(line)]
@@ -341,43 +341,43 @@ def test_an_exit_with_0_that_nobody_asked_for_is_not_a_success() -> None:
             "(EngineCore pid=9) ERROR 08-25 10:10:00 [core.py:710] EngineCore encountered a fatal error.",
             code=0,
         )
-        == "crash"
+        == "unknown"
     )
 
 
 @pytest.mark.parametrize(
     ("expected", "lines"),
     [
-        ("wrong-flag", ["vllm: error: unrecognized arguments: --cuda-graph-max-bs 8"]),
+        ("bad-flag-combination", ["vllm: error: unrecognized arguments: --cuda-graph-max-bs 8"]),
         (
-            "wrong-flag",
+            "bad-flag-combination",
             [
                 "pydantic_core.ValidationError: 1 validation error for SpeculativeConfig",
                 "num_speculative_tokens",
             ],
         ),
         (
-            "model-not-found",
+            "bad-flag-combination",
             [
                 "1 validation error for ModelConfig",
                 "  Value error, Invalid repository ID or local directory specified: '/n'",
             ],
         ),
-        ("out-of-memory", ["ValueError: No available memory for the cache blocks. Try increasing"]),
+        ("kv-too-small", ["ValueError: No available memory for the cache blocks. Try increasing"]),
         (
-            "out-of-memory",
+            "device-busy",
             [
                 "ValueError: Free memory on device cuda:0 (2/80 GiB) on startup is less than desired GPU memory utilization"
             ],
         ),
-        ("out-of-memory", ["torch.OutOfMemoryError: CUDA out of memory.", "EngineCore failed to start."]),
+        ("oom-in-load", ["torch.OutOfMemoryError: CUDA out of memory.", "EngineCore failed to start."]),
         ("draft-mismatch", ["ValueError: Target and draft model should have the same vocabulary size."]),
-        ("port-taken", ["OSError: [Errno 98] Address already in use"]),
+        ("device-busy", ["OSError: [Errno 98] Address already in use"]),
         (
-            "hang",
+            "watchdog-timeout",
             ["EngineCore encountered a fatal error.", "TimeoutError: RPC call to sample_tokens timed out."],
         ),
-        ("killed", ["Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor."]),
+        ("host-oom", ["Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor."]),
         (
             "unknown",
             ["RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"],
