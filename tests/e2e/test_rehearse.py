@@ -19,6 +19,7 @@ speculative-draft-model-path = "/models/eagle3"
 speculative-num-steps = 3
 speculative-eagle-topk = 1
 speculative-num-draft-tokens = 4
+max-running-requests = 256
 [launch.env]
 SGLANG_SIMULATE_ACC_LEN = "1.65"
 """
