@@ -19,6 +19,7 @@ COMMANDS = {
     "pause": "control",
     "policies": "policies",
     "queue": "queueing",
+    "rehearse": "rehearsing",
     "restore-best": "control",
     "resume": "control",
     "show": "reading",
@@ -36,6 +37,7 @@ SUMMARIES = {
     "pause": "Begin nothing new, or keep the daemon's hands off a slot.",
     "policies": "List, explain and check the stop rules.",
     "queue": "List, move or cancel what waits.",
+    "rehearse": "Run candidates and policies through the daemon against a server that only pretends.",
     "restore-best": "Put the best-known server back, now.",
     "resume": "Go on after a pause.",
     "show": "Show everything about one trial.",
@@ -97,6 +99,7 @@ def main(ctx: click.Context, settings: str | None) -> None:
     Start here:
       autotuner demo                      a whole campaign on this machine, no GPU needed
       autotuner validate examples/*.toml  check files without touching anything
+      autotuner rehearse examples/*.toml  run them against a server that only pretends, no GPU needed
       autotuner enqueue config.toml       queue a candidate; the daemon works it
       autotuner status                    what serves, what is tried, what waits
       autotuner journal tail              the last decisions, explained

@@ -1,37 +1,32 @@
 """`demo`: a whole campaign on a real llama.cpp server and a real small model, on this machine, without a GPU."""
 
 import asyncio
-import contextlib
 import importlib.util
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import click
 
-from autotuner.cli.common import State, describe_slot, live_line
+from autotuner.cli.campaign import best_serves, follow, free_port, own_daemon, stop_servers
+from autotuner.cli.common import State
 from autotuner.cli.journal import check_journal
 from autotuner.cli.status import trials_table
 from autotuner.core.report import duration
-from autotuner.core.state import LaunchState, TrialState
+from autotuner.core.state import TrialState
 from autotuner.edge import clock
-from autotuner.edge.files import lock_holder
-from autotuner.edge.host_local import LocalHost
 from autotuner.edge.journal import journal_files
 from autotuner.edge.probes import Probe
 from autotuner.edge.store import Store
 from autotuner.engines import engine_for
 from autotuner.engines.embedded import INSTALL_HINT, demo_model
-from autotuner.errors import AutotunerError, HostError, JournalBroken, NotFound, TimedOut
+from autotuner.errors import AutotunerError, HostError, JournalBroken, NotFound
 from autotuner.settings import load_settings
 from autotuner.shipped import folder
 
 SLOT = "demo"
 LIMIT_S = 900.0
-DAEMON_WAIT_S = 15.0
 NO_PREFLIGHT = "6-wrong-flag.toml"  # enqueue would refuse it; the demo lets the engine say so itself
 CUT_BYTES = 1 << 20
 
@@ -63,15 +58,11 @@ def demo(ctx: click.Context, where: Path, stop: bool) -> None:
     settings = _prepare(where)
     ctx.obj = str(settings)
     started = clock.monotonic_s()
-    process = _start_daemon(where, settings)
-    try:
+    click.echo(f"folder   {where}")
+    with own_daemon(where, settings) as process:
         _enqueue(where, settings)
         state = State(load_settings(settings), Store(load_settings(settings).database))
-        _follow(state, process)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(20)
+        follow(state, SLOT, process, lambda: best_serves(state, SLOT), LIMIT_S)
     _report(state, where, clock.monotonic_s() - started)
 
 
@@ -90,11 +81,7 @@ async def _stop_servers(where: Path) -> None:
     state = State(loaded, Store(loaded.database))
     if state.daemon_pid:
         raise HostError(f"an earlier demo's daemon (pid {state.daemon_pid}) still runs in {where}; end it first")
-    host = LocalHost(loaded.launches)
-    for row in state.store.open_launches(SLOT):
-        seen = await host.stop(row.id, 5.0)
-        if seen.alive:
-            raise HostError(f"the server of {row.name} could not be stopped")
+    await stop_servers(state, SLOT)
     state.store.close()
 
 
@@ -110,42 +97,12 @@ def _prepare(where: Path) -> Path:
     with demo_model().open("rb") as f:
         short.write_bytes(f.read(CUT_BYTES))
     text = (source / "autotuner.toml").read_text(encoding="utf-8")
-    port = _free_port(18080)
+    port = free_port(18080)
     (where / "autotuner.toml").write_text(text.replace("port = 18080", f"port = {port}"), encoding="utf-8")
     for path in sorted(source.glob("[0-9]*.toml")):
         candidate = path.read_text(encoding="utf-8").replace('"cut-short.gguf"', f'"{short}"')
         (where / "candidates" / path.name).write_text(candidate, encoding="utf-8")
     return where / "autotuner.toml"
-
-
-def _free_port(wanted: int) -> int:
-    for port in (wanted, 0):
-        with socket.socket() as s:
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                s.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(s.getsockname()[1])
-    raise HostError("no free port was found on 127.0.0.1")
-
-
-def _start_daemon(where: Path, settings: Path) -> subprocess.Popen[bytes]:
-    click.echo(f"folder   {where}")
-    with (where / "daemon.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "autotuner", "-s", str(settings), "daemon", "--log-format", "json"],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    until = clock.monotonic_s() + DAEMON_WAIT_S
-    while lock_holder(load_settings(settings).lock_file) is None and process.poll() is None:
-        if clock.monotonic_s() > until:
-            break
-        clock.pause(0.05)
-    return process
 
 
 def _enqueue(where: Path, settings: Path) -> None:
@@ -160,36 +117,6 @@ def _enqueue(where: Path, settings: Path) -> None:
         if ran.returncode:
             raise AutotunerError(f"enqueue failed with exit code {ran.returncode}")
     click.echo("")
-
-
-def _follow(state: State, process: subprocess.Popen[bytes]) -> None:
-    """Print each entry as it is decided, and a live line meanwhile."""
-    shown, until = 0, clock.monotonic_s() + LIMIT_S
-    with live_line(quiet=not sys.stderr.isatty()) as show:
-        while True:
-            for entry in state.store.entries_after(shown):
-                show("")
-                click.echo(f"{entry.number:04d}  {entry.title}: {entry.sentence}")
-                shown = entry.number
-            if _finished(state):
-                return
-            if process.poll() is not None:
-                raise AutotunerError(f"the daemon ended with exit code {process.returncode}; read daemon.log")
-            if clock.monotonic_s() > until:
-                raise TimedOut(f"the campaign did not end within {LIMIT_S:.0f} s; read daemon.log")
-            show("      " + describe_slot(state.status(), SLOT, clock.monotonic_s()))
-            clock.pause(0.2)
-
-
-def _finished(state: State) -> bool:
-    """Nothing waits, nothing is in hand, and the daemon says that the best-known serves."""
-    store = state.store
-    if store.queue(SLOT) or store.trial_in_hand(SLOT) or not store.ladder(SLOT):
-        return False
-    mine = state.status().get("slots", {}).get(SLOT, {})
-    serving = [r for r in store.open_launches(SLOT) if r.state is LaunchState.SERVING]
-    right = len(serving) == 1 and serving[0].candidate_id == store.ladder(SLOT)[0][0]
-    return right and serving[0].id in mine.get("verified", []) and str(mine.get("sentence", "")).startswith("serving")
 
 
 def _report(state: State, where: Path, took_s: float) -> None:

@@ -171,7 +171,7 @@ def cancel(ctx: click.Context, trials: tuple[str, ...]) -> None:
 def _read_files(state: State, files: tuple[str, ...], slot: str | None) -> list[tuple[_Item, Candidate | None, str]]:
     """Each candidate of each file with its text; broken files become items that say what is wrong."""
     found: list[tuple[_Item, Candidate | None, str]] = []
-    for name in _expand(files):
+    for name in expand(files):
         try:
             source = read_source(Path(name))
             for candidate in parse_candidates(source):
@@ -187,7 +187,8 @@ def _read_files(state: State, files: tuple[str, ...], slot: str | None) -> list[
     return found
 
 
-def _expand(files: tuple[str, ...]) -> list[str]:
+def expand(files: tuple[str, ...]) -> list[str]:
+    """Given names and patterns as typed, return the files they mean, each once; one that matches nothing stays as it is."""
     expanded: list[str] = []
     for pattern in files:
         matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]  # noqa: PTH207 - patterns as typed
