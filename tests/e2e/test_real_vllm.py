@@ -34,9 +34,9 @@ def vllm(house: House) -> House:
         pytest.fail(f"{VENV.name}, the environment with real vLLM, is not there or not finished: run `make test-vllm`")
     house.benchmark = {
         "levels": "[1, 4]",
-        "seconds": "12",
-        "window_s": "2",
-        "output_tokens": "24",
+        "seconds": "15",
+        "window_s": "1",
+        "output_tokens": "64",  # shorter, and no second passes without a prompt: no window would be steady
         "prompt_tokens": "24",
     }
     house.slot |= {"start_timeout_s": str(START_S), "stop_grace_s": "20"}
@@ -52,6 +52,7 @@ def candidate(house: House, name: str, speculation: dict[str, Any] | None = None
         flags["speculative-config"] = json.dumps({"num_speculative_tokens": DEPTH, **speculation})
     launch = {"model": str(MODEL), "python": str(VENV / "bin" / "python")}
     env = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    env["VLLM_LOG_STATS_INTERVAL"] = "1"  # the levels are short
     path = house.folder / f"{name}.toml"
     path.write_text(
         f'name = "{name}"\nengine = "vllm"\n[launch]\n{toml(launch)}\n[launch.args]\n{toml(flags)}\n[launch.env]\n{toml(env)}\n'
@@ -125,12 +126,9 @@ def accept_len_of_log(house: House, name: str) -> float:
 
 def test_a_campaign_on_real_vllm_ends_with_the_best_known_and_reads_what_the_servers_said(vllm: House) -> None:
     self_draft = {"method": "draft_model", "model": str(MODEL)}
-    vllm.cli("enqueue", candidate(vllm, "base"), "--priority", "9")
-    files = [
-        candidate(vllm, "self-draft", self_draft),
-        candidate(vllm, "untrained", {"method": "draft_model", "model": str(UNTRAINED)}),
-        candidate(vllm, "ngram", {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2}),
-    ]
+    vllm.cli("enqueue", candidate(vllm, "base"), "--priority", "9", "--no-preflight")
+    untrained = {"method": "draft_model", "model": str(UNTRAINED)}
+    files = [candidate(vllm, "self-draft", self_draft), candidate(vllm, "untrained", untrained)]
     vllm.cli("enqueue", *files, "--no-preflight")
     wrong = candidate(vllm, "wrong", max_num_sequs=8)
     refused = vllm.cli("enqueue", wrong, check=False)
@@ -150,12 +148,9 @@ def test_a_campaign_on_real_vllm_ends_with_the_best_known_and_reads_what_the_ser
     assert verdicts["wrong"] == verdicts["synthetic"] == verdicts["self-draft"] == verdicts["untrained"] == "fail"
     assert rules["untrained"] == "drafter-broken"
     assert rules["self-draft"] in {"below-break-even", "hopeless-at-this-level"}
-    assert rules["ngram"] != "drafter-broken"
-    best = vllm.status()["best_known"]["name"]
-    assert best in {"base", "ngram"}
-    vllm.wait(lambda: vllm.serving() == best, START_S, f"{best} serving")
+    vllm.wait_serving("base", START_S)
 
-    for name in ("base", "self-draft", "untrained", "ngram"):
+    for name in ("base", "self-draft", "untrained"):
         limits = resolved(vllm, name)
         assert (limits.running_cap, limits.context_len, limits.graph_max_batch) == (CAP, CONTEXT, 0)
         assert limits.speculating is (name != "base")
@@ -163,7 +158,7 @@ def test_a_campaign_on_real_vllm_ends_with_the_best_known_and_reads_what_the_ser
         stages = [fact.stage for fact in facts(vllm, name) if isinstance(fact, StageSeen)]
         assert {Stage.PROCESS, Stage.WEIGHTS, Stage.KV_POOL, Stage.HTTP_UP} <= set(stages)
     assert scrapes.counters("base").drafts is None
-    for name, expected in (("self-draft", 1 + DEPTH), ("untrained", 1.0), ("ngram", None)):
+    for name, expected in (("self-draft", 1 + DEPTH), ("untrained", 1.0)):
         counted = scrapes.counters(name)
         assert counted.drafts
         by_counters = 1 + (counted.accepted or 0) / counted.drafts
@@ -171,16 +166,14 @@ def test_a_campaign_on_real_vllm_ends_with_the_best_known_and_reads_what_the_ser
             f"{name}: accept length {accept_len_of_log(vllm, name):.3f} by the log, {by_counters:.3f} by the counters"
         )
         assert accept_len_of_log(vllm, name) == pytest.approx(by_counters, rel=0.02)
-        assert expected is None or by_counters == pytest.approx(expected, abs=0.1)
+        assert by_counters == pytest.approx(expected, abs=0.1)
     assert all("0.32" in version for version in scrapes.versions)
 
     said = vllm.cli("why", "wrong").stdout
     assert "unrecognized arguments: --max-num-sequs" in said
     assert next(row["took_s"] for row in vllm.status()["trials"] if row["name"] == "wrong") < 60
     assert "Synthetic acceptance not supported" in vllm.cli("why", "synthetic").stdout
-    stopped = [
-        row for row in vllm.launches() if row.name in {"base", "self-draft", "untrained", "ngram"} and row.ended_at
-    ]
+    stopped = [row for row in vllm.launches() if row.name in {"base", "self-draft", "untrained"} and row.ended_at]
     assert stopped
     for row in stopped:
         assert row.end_asked
