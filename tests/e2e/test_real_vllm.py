@@ -6,6 +6,7 @@ model drafts for itself, and one of a single layer that was never trained.
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -182,10 +183,10 @@ def test_a_campaign_on_real_vllm_ends_with_the_best_known_and_reads_what_the_ser
 
 
 def kv_tokens_of_metrics(text: str) -> int:
-    """What /metrics says of the same pool: blocks and their size stand in the labels of one gauge."""
-    line = next(line for line in text.splitlines() if line.startswith("vllm:cache_config_info{"))
-    labels = dict(pair.split("=", 1) for pair in line[line.index("{") + 1 : line.rindex("}")].split(",") if "=" in pair)
-    return int(labels["num_gpu_blocks"].strip('"')) * int(labels["block_size"].strip('"'))
+    """What /metrics says of the same pool, in a label of one gauge."""
+    found = re.search(r'^vllm:cache_config_info\{.*\bkv_cache_size_tokens="(\d+)"', text, re.MULTILINE)
+    assert found
+    return int(found.group(1))
 
 
 @pytest.mark.parametrize("signal_number", [15, 9], ids=["term", "kill"])
