@@ -25,6 +25,7 @@ def main(target: Path, drafter: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     small = copy.deepcopy(model.config)
     small.num_hidden_layers = 1
+    small.tie_word_embeddings = False  # tied, it guesses the last token again, which is right where text repeats itself
     torch.manual_seed(7)
     untrained = AutoModelForCausalLM.from_config(small, dtype=torch.bfloat16)
     for folder, what in ((target, model), (drafter, untrained)):
