@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow check format install-service clean
+.PHONY: help install demo test test-slow test-vllm check format install-service clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
@@ -22,10 +22,14 @@ demo: $(STAMP) ## run a whole campaign on a real small server (about 3 minutes o
 	@$(BIN)/autotuner demo
 
 test: $(STAMP) ## run the tests
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow and not vllm'
 
 test-slow: $(STAMP) ## run the long tests too (minutes each)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m 'slow and not vllm'
+
+test-vllm: $(STAMP) ## run the tests on real vLLM on the CPU, in a .venv-vllm of its own (4 GB; minutes)
+	@$(PYTHON) tests/vllm/setup.py
+	$(BIN)/python -m pytest -m vllm
 
 check: $(STAMP) ## ruff and mypy --strict
 	$(BIN)/ruff check .
@@ -40,4 +44,4 @@ install-service: ## install as a systemd service (as root; PREFIX=, DESTDIR= as 
 	@sh systemd/install.sh
 
 clean: ## remove what was made here
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-vllm .mypy_cache .ruff_cache .pytest_cache
