@@ -44,8 +44,8 @@ def signature(
 COMMON = (
     signature(
         "host-oom",
-        r"std::bad_alloc|Cannot allocate memory|DefaultCPUAllocator|oom-kill|Out of memory: Killed process"
-        r"|killed by the OOM|\bMemoryError\b",
+        r"std::bad_alloc|Not enough host memory|Cannot allocate memory|DefaultCPUAllocator|oom-kill"
+        r"|Out of memory: Killed process|killed by the OOM|\bMemoryError\b",
         "the host ran out of memory",
         "load with fewer workers at once, keep less in host memory (offload, prompt cache), or use a smaller model",
     ),

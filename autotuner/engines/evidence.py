@@ -13,6 +13,12 @@ from autotuner.engines.logtext import clean_line
 from autotuner.engines.vocabulary import CAUSES, Action, State
 
 NEAR_RATIO = 0.03  # gains and losses below this are within what hosts vary by between launches
+# Words that sound like a failure; a logger of uvicorn's is named so whatever it says.
+FRIGHTENING = re.compile(
+    r"Traceback|(?<!uvicorn\.)\b[A-Za-z]*(?:Error|Exception)\b|\bfail(?:ed|ure)?\b|leaked|\bcrash|\bfatal"
+    r"|destroy_process_group|Performance might be sub-?optimal|Using default MoE",
+    re.IGNORECASE,
+)
 _DP_RANK = re.compile(r"\bDP(\d+)\b|\bEngine (\d+): |\bengine=\"(\d+)\"|\bdp_rank=\"(\d+)\"")
 _TP_RANK = re.compile(r"\bTP(\d+)\b|\btp_rank=\"(\d+)\"")
 # Counted things add up over time; levels do not: of those the last one is the one in force.

@@ -104,7 +104,7 @@ _KEYS: dict[str, str] = {
     "draft_acceptance_rate": "accept_rate_ratio",
     "avg_spec_accept_length": "accept_len_tokens",
     "last_gen_throughput": "gen_tok_s",
-    "effective_max_running_requests_per_dp": "max_running_reqs",
+    "effective_max_running_requests_per_dp": "admitted_per_rank_reqs",
     "prompt_tokens": "prompt_tokens",
     "completion_tokens": "completion_tokens",
     "reasoning_tokens": "reasoning_tokens",
@@ -137,6 +137,8 @@ _KEYS: dict[str, str] = {
     "Accepted tokens": "accepted_tokens",
     "Median ITL (ms)": "median_itl_ms",
     "Maximum request concurrency": "concurrency_reqs",
+    "Request rate configured (RPS)": "offered_per_s",
+    "Request throughput (req/s)": "served_per_s",
     "Latency": "latency_s",
     "Successful requests": "completed_reqs",
     "completed": "completed_reqs",
@@ -233,6 +235,8 @@ _SAID = _said(
     "kv_gib",
     r"Available KV cache memory: ~ ?GiB",
     "kv_gib",
+    r"Prefix cache hit rate: GPU: ~%",
+    "prefix_hit_pct",
     r"Using max model len ~",
     "context_tokens",
     r"KV cache size: ~ tokens",
@@ -347,7 +351,8 @@ def row(line: str, header: tuple[str, ...]) -> Figures:
         name = _COLUMNS.get(column)
         if name is not None and (number := _NUMBER.match(value)):
             found.setdefault(name, _value(number.group(1)))
-    return found
+    active = [column.rpartition(".")[2] for column, value in zip(header, values, strict=False) if value == "Active"]
+    return {**found, "active_reasons": ",".join(active)} if active else found
 
 
 def _from_pairs(line: str, found: Figures) -> None:

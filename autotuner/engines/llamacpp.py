@@ -68,7 +68,8 @@ SIGNATURES = (
     ),
     signature(
         "oom-in-load",
-        r"unable to allocate|failed to allocate (buffer|compute)|out of memory",
+        r"unable to allocate|failed to allocate (buffer|compute)|cudaMalloc failed|OutOfDeviceMemory"
+        r"|allocation of size \d+ failed",
         "the server ran out of memory",
         "lower ctx-size or parallel, or keep fewer layers on the GPU (n-gpu-layers)",
     ),

@@ -5,6 +5,8 @@ from autotuner.engines.vocabulary import Action, State
 
 PROMPTS_MIN = 20  # fewer prompts of a class tell nothing of its acceptance
 BOUND_RATIO = 1.5  # a client that reports this much less than the server's own counters is the limit
+OFFERED_RATIO = 0.9
+WAVES_MIN = 3
 CHUNK_RATIO = 1.3
 COLD_RATIO = 1.2
 _U = State.UNOBSERVED
@@ -104,6 +106,26 @@ def _few_prompts(evidence: Evidence) -> Reading | None:
     return reading(_U, "sample-too-small", sentence, advice, action=Action.REMEASURE)
 
 
+def _below_offered(evidence: Evidence) -> Reading | None:
+    """The server answers fewer requests a second than are sent: the rest waits, and the wait grows."""
+    found = {name: v for line in evidence.lines for name in ("offered_per_s", "served_per_s") if (v := line.get(name))}
+    offered, served = found.get("offered_per_s"), found.get("served_per_s")
+    if not offered or not served or served >= OFFERED_RATIO * offered:
+        return None
+    sentence = f"{served:g} requests a second are answered of {offered:g} that are sent"
+    return reading(_U, "saturated", sentence, "do not raise the rate further")
+
+
+def _few_waves(evidence: Evidence) -> Reading | None:
+    done = next((v for line in evidence.lines if (v := line.get("completed_reqs"))), None)
+    wanted = evidence.context.concurrency
+    if done is None or wanted is None or done >= WAVES_MIN * wanted:
+        return None
+    sentence = f"{done:.0f} requests at {wanted} at once: ramp and tail are most of it"
+    advice = "send at least five times the concurrency"
+    return reading(_U, "sample-too-small", sentence, advice, action=Action.REMEASURE)
+
+
 def _nothing_done(evidence: Evidence) -> Reading | None:
     done = [line.get("completed_reqs") for line in evidence.having("completed_reqs")]
     if not done or any(done):
@@ -118,13 +140,6 @@ def _nothing_done(evidence: Evidence) -> Reading | None:
 
 
 CLIENT = (
-    _plain_run,
-    _format,
-    _server_disagrees,
-    _same_stamp,
-    _chunks,
-    _identical,
-    _first_run,
-    _few_prompts,
-    _nothing_done,
+    *(_plain_run, _format, _server_disagrees, _same_stamp, _chunks, _identical, _first_run, _few_prompts),
+    *(_nothing_done, _below_offered, _few_waves),
 )

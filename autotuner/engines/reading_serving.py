@@ -8,7 +8,7 @@ import re
 from itertools import pairwise
 
 from autotuner.engines import reading_speculation as speculation
-from autotuner.engines.evidence import Evidence, Line, Reading, reading
+from autotuner.engines.evidence import FRIGHTENING, Evidence, Line, Reading, reading
 from autotuner.engines.reading_arms import COMPARING
 from autotuner.engines.vocabulary import Action, State
 
@@ -20,25 +20,22 @@ ALIKE_MIN = 2
 OFFERED_RATIO = 0.9
 CHANGED_RATIO = 1.2
 TAINTED_SHARE = 0.25  # of a long log a few such lines say nothing
+NOISE_SHARE = 0.1  # in a long log a few such words are no finding
+HARMLESS_RATIO = 0.8
 GAP_RATIO = 0.2  # the first line after idling holds a tiny share of what the next one shows
 
 _S = State.SERVING
 _PLAIN_FALLBACK = re.compile(r"plain decode fallback|fall(?:ing|s)? back to plain decod")
 _RETRACT = re.compile(r"Retract requests|Decode out of memory")
 _PREEMPT = re.compile(r"is preempted by|[Pp]reempt\w* (?:because|due)")
-_SLOWDOWN = re.compile(r"MHz(?=.*,\s*Active\b)")
+_SLOWDOWN = re.compile(r"slowdown|thermal|power_cap|power_brake")
 _JIT_IN_LEVEL = re.compile(
     r"JIT compilation during inference|Loading JIT ops|JIT Pre-Compile session|Compiling a graph"
 )
 _NO_STATS = re.compile(r"disabling stats logging|stats logging (?:is )?disabled")
 _OURS = re.compile(r"sglang::|VLLM::|vllm|sglang|llama-server", re.IGNORECASE)
-_FRIGHTENING = re.compile(r"Traceback|\b\w*(?:Error|Exception)\b|\bERROR\b|\bfail(?:ed|ure)\b", re.IGNORECASE)
 _GRAPHS_OFF_ARGS = ("--disable-cuda-graph", "--disable-decode-cuda-graph", "--enforce-eager")
 _GRAPH_BATCH_ARGS = ("--cuda-graph-max-bs", "--cuda-graph-max-bs-decode")
-_NOISE = re.compile(
-    r"leaked (?:shared_memory|semaphore)|destroy_process_group|Ignore import error|freeze_gc failed|Using default MoE"
-    r"|[Pp]erformance might be sub-?optimal|resource_tracker|py-spy|errno: 97"
-)
 
 
 def _unlogged(evidence: Evidence) -> Reading | None:
@@ -69,7 +66,7 @@ def _neighbour(evidence: Evidence) -> Reading | None:
 
 
 def _hot(evidence: Evidence) -> Reading | None:
-    hot = [line.text for line in evidence.lines if _SLOWDOWN.search(line.text)]
+    hot = [line.text for line in evidence.lines if _SLOWDOWN.search(str(line.figures.get("active_reasons", "")))]
     if not hot:
         return None
     advice = "warm the GPUs to a steady state before comparing, or interleave the arms; record clocks and caps"
@@ -208,6 +205,20 @@ def _capped(evidence: Evidence) -> Reading | None:
     return None
 
 
+def _admits_fewer(evidence: Evidence) -> Reading | None:
+    """What the server says that it admits is less than the level offers."""
+    context = evidence.context
+    each = [v for line in evidence.lines if (v := line.get("admitted_per_rank_reqs"))]
+    caps = [v for line in evidence.lines if (v := line.get("max_running_reqs"))]
+    if context.phase != "level" or not context.concurrency or "server-info" not in evidence.sources:
+        return None
+    admitted = min(each) * (context.dp_size or 1) if each else min(caps, default=context.concurrency)
+    if admitted >= context.concurrency:
+        return None
+    sentence = f"{admitted:.0f} requests are admitted of the {context.concurrency} that the level offers"
+    return reading(_S, "admission-cap", sentence, "set max-running-requests to the level's concurrency and repeat")
+
+
 def _loads(evidence: Evidence) -> tuple[Line, ...]:
     """The lines that state a load; a scrape states it on several lines, which are one."""
     if evidence.decode or "metrics" not in evidence.sources:
@@ -282,8 +293,10 @@ def _hit_pct(line: Line) -> float:
 
 def _gap(evidence: Evidence) -> Reading | None:
     """The first line after idle or after a prefill covers time in which nothing was decoded."""
-    tainted = [line for line in evidence.decode if line.known.after is not None]
-    if not tainted:
+    clean = [v for line in evidence.decode if line.known.after is None and (v := line.get("gen_tok_s"))]
+    known = [line for line in evidence.decode if line.known.after is not None]
+    tainted = [line for line in known if not clean or (line.get("gen_tok_s") or 0) < HARMLESS_RATIO * max(clean)]
+    if not known:
         lines = [line for line in evidence.decode if line.get("gen_tok_s") is not None]
         pairs = pairwise(lines)
         tainted = [
@@ -302,6 +315,16 @@ def _gap(evidence: Evidence) -> Reading | None:
     )
 
 
+def _prefilling(evidence: Evidence) -> Reading | None:
+    """A long prompt is being worked, piece by piece: no token comes meanwhile, and nothing is wrong."""
+    last = evidence.lines[-1] if evidence.lines else None
+    if last is None or evidence.decode or not evidence.context.in_flight_reqs:
+        return None
+    if last.get("new_tokens") is None and last.get("progress_ratio") is None:
+        return None
+    return reading(_S, "none", "a prompt is being worked piece by piece", action=Action.WAIT, evidence=(last.text,))
+
+
 def _ranks(evidence: Evidence) -> Reading | None:
     ranks = {line.rank for line in evidence.lines if line.rank}
     asked = evidence.context.requests_dp_rank
@@ -316,16 +339,26 @@ def _ranks(evidence: Evidence) -> Reading | None:
 
 
 def _noise(evidence: Evidence) -> Reading | None:
-    noise = tuple(line.text for line in evidence.lines if _NOISE.search(line.text) or _FRIGHTENING.search(line.text))
-    if not noise:
+    noise = tuple(line.text for line in evidence.lines if FRIGHTENING.search(line.text))
+    if len(noise) < NOISE_SHARE * max(1, len(evidence.lines)) or not noise:
         return None
     return reading(_S, "benign-noise", "frightening words without consequence", evidence=noise)
 
 
 SERVING = (
     *(_hot, _unlogged, _leaked, _unservable, _collapsed, _wrong_text, _defect, _starved, _slots, _kv_pressure),
-    *(speculation.drafting_baseline, speculation.switched_off, speculation.broken, _capped, _unoffered),
-    *(_compiled_meanwhile, _graphs_off, speculation.by_class, speculation.builds, *COMPARING, _neighbour),
+    *(speculation.drafting_baseline, speculation.switched_off, speculation.broken, _capped, _admits_fewer, _unoffered),
+    *(_compiled_meanwhile, _graphs_off, speculation.simulated, speculation.by_class, speculation.builds),
+    *(*COMPARING, _neighbour),
     *(speculation.no_sample, speculation.inactive, speculation.adaptive, speculation.mismatched),
-    *(speculation.barely_tried, _cached, speculation.baseline, _gap, speculation.too_small, _ranks, _noise),
+    *(
+        speculation.barely_tried,
+        _cached,
+        speculation.baseline,
+        _gap,
+        speculation.too_small,
+        _prefilling,
+        _ranks,
+        _noise,
+    ),
 )

@@ -15,7 +15,18 @@ CLASS_RATIO = 1.3  # accept lengths of two classes of prompts that differ by mor
 
 _S = State.SERVING
 _ADAPTIVE = re.compile(r"Adaptive spec params updated")
+_SYNTHETIC = re.compile(r"synthetic|spec-synth")
 _INACTIVE_SLOTS = re.compile(r'"speculative"\s*:\s*false')
+
+
+def simulated(evidence: Evidence) -> Reading | None:
+    """The acceptance was asked for and not earned: only the step time is a finding."""
+    context = evidence.context
+    asked = "SGLANG_SIMULATE_ACC_LEN" in context.env or any(_SYNTHETIC.search(word) for word in context.args)
+    if not asked or not evidence.speculates:
+        return None
+    sentence = "the acceptance is simulated, as asked for, and the text is garbage"
+    return reading(_S, "by-design", sentence, "use the step time, never the acceptance; never promote it")
 
 
 def by_class(evidence: Evidence) -> Reading | None:
@@ -142,9 +153,10 @@ def _verify_steps(evidence: Evidence, lines: tuple[Line, ...]) -> float:
 
 def mismatched(evidence: Evidence) -> Reading | None:
     """Almost nothing of very many drafts is accepted, though not nothing."""
-    lines = evidence.having("accept_len_tokens", "drafted_tokens")
-    drafted = sum(line.get("drafted_tokens") or 0 for line in lines)
-    if not lines or drafted < MISMATCH_DRAFTED:
+    lines = evidence.having("accept_len_tokens")
+    counted = sum(line.get("drafted_tokens") or 0 for line in lines)
+    drafted = counted or _verify_steps(evidence, lines) * (evidence.context.depth or 1)
+    if not lines or not evidence.speculates or drafted < MISMATCH_DRAFTED:
         return None
     if max(line.get("accept_len_tokens") or 0 for line in lines) >= MISMATCH_LEN:
         return None

@@ -9,7 +9,7 @@ import re
 from autotuner.engines.base import Diagnosis, Stage, StageSeen
 from autotuner.engines.command import SIGNATURES as COMMAND
 from autotuner.engines.diagnosis import find, since_ready
-from autotuner.engines.evidence import Evidence, Reading, reading
+from autotuner.engines.evidence import FRIGHTENING, Evidence, Reading, reading
 from autotuner.engines.llamacpp import SIGNATURES as LLAMACPP
 from autotuner.engines.sglang_failures import BENIGN as SGLANG_BENIGN
 from autotuner.engines.sglang_failures import DRAFT_SIGNATURES as SGLANG_DRAFT
@@ -36,18 +36,18 @@ _PARALLEL_INIT = re.compile(r"Init (?:torch distributed|parallel) begin|Init STA
 _INIT_ENDS = re.compile(r"Init (?:torch distributed|parallel) ends|Init COMPLETE|Load weight begin|Starting to load")
 _NO_IMPLEMENTATION = re.compile(
     r"no implementations specified for speculative|failed to initialize speculative decoding context"
-    r"|speculative decoding (?:is )?(?:disabled|not enabled|turned off)|[Ii]gnoring speculative"
+    r"|speculative decoding (?:is )?(?:not supported|disabled|not enabled|turned off)|[Ii]gnoring speculative"
 )
 _SLOTS = re.compile(r"is capped to \d+ by the mamba state cache|state cache is too small")
+_GRAPHS_LOST = re.compile(
+    r"setting cudagraph_mode=(?:PIECEWISE|NONE)|[Cc](?:uda|UDA) ?graphs? (?:is|are|will be) disabled|cudagraph.{0,40}overrid"
+)
 _DEFAULT_CAP = re.compile(r"[Mm]ax running requests is reset to \d+ for speculative")
 _RESOLVED = re.compile(
-    r"was reduced from (?:the )?requested|is adjusted to|Unknown vLLM environment variable|[Aa]ttention backend not"
+    r"was reduced from (?:the )?requested|size reduced from \d+ to|is adjusted to|Unknown vLLM environment variable"
+    r"|[Aa]ttention backend not"
     r"|max_model_len .{0,40}(?:reduced|capped)|fall(?:ing|s)? back to .{0,40}(?:backend|runner)|will be ignored"
     r"|n_ctx_slot .{0,40}capping|does not yet support"
-)
-_FRIGHTENING = re.compile(
-    r"Traceback|\b[A-Za-z]*(?:Error|Exception)\b|\bERROR\b|\bfail(?:ed|ure)?\b|leaked|\bcrash|\bfatal|Ignore import error",
-    re.IGNORECASE,
 )
 _DRIVER_FAULT = re.compile(r"\bXid\b|GPU is probably locked|fallen off the bus|uncorrectable ECC|GPU is lost")
 _P2P_HINT = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL")
@@ -189,6 +189,10 @@ def _silent_output(evidence: Evidence) -> Reading | None:
     silent = context.seconds_since_tokens
     complains = bool(_HEARTBEAT.search(evidence.text))
     wanted = bool(context.load_present or context.in_flight_reqs)
+    last = evidence.lines[-1] if evidence.lines else None
+    works = last is not None and (last.get("new_tokens") is not None or last.get("progress_ratio") is not None)
+    if works and (context.seconds_since_output or HEARTBEAT_S) < SILENT_S:
+        return None  # a long prompt: no token comes before its end
     if silent is not None and silent >= HEARTBEAT_S and (wanted or complains):
         return reading(State.HUNG, "no-output", f"requests are waiting and no token came for {silent:.0f} s")
     if context.http.health == 200 and context.http.generate in {"timeout", "no-answer"}:
@@ -292,6 +296,10 @@ def _limits(evidence: Evidence) -> Reading | None:
         advice = "set max-running-requests to the largest concurrency that is to be served"
         sentence = "the engine's default under speculation caps the running requests"
         return reading(state, "admission-cap", sentence, advice, evidence=(capped,))
+    if lost := next((line.text for line in evidence.lines if _GRAPHS_LOST.search(line.text)), None):
+        sentence = "the engine took CUDA graphs back that were asked for or are its default"
+        advice = "use an attention backend that captures them with speculation, or judge without"
+        return reading(state, "graphs-off", sentence, advice, evidence=(lost,))
     if differs := _cap_differs(evidence):
         return reading(state, "effective-differs", differs, "believe the start's own summary line, not the docs")
     if resolved := next((line.text for line in evidence.lines if _RESOLVED.search(line.text)), None):
@@ -366,7 +374,7 @@ def _within_usual(evidence: Evidence) -> bool:
 
 def _survived(evidence: Evidence) -> Reading | None:
     """A start in which something sounds like a failure and is none."""
-    noise = tuple(line.text for line in evidence.lines if _FRIGHTENING.search(line.text))
+    noise = tuple(line.text for line in evidence.lines if FRIGHTENING.search(line.text))
     if not noise:
         return None
     state = State.READY if _is_ready(evidence) else State.LOADING

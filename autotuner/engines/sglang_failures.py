@@ -30,6 +30,18 @@ DRAFT_SIGNATURES = (
 
 SIGNATURES = (
     signature(
+        "kv-pressure",
+        r"(?:Prefill|Extend|Decode) out of memory\b",
+        "the KV pool ran out of slots while it served",
+        "lower max-running-requests or chunked-prefill-size, or give the pool more memory",
+    ),
+    signature(
+        "bad-flag-combination",
+        r"User-specified context_length",
+        "a longer context was asked for than the model allows",
+        "use the length that the message derives; the override variable only hides it",
+    ),
+    signature(
         "unsupported",
         r"error: argument \S+ invalid choice|[Uu]n(?:known|supported) speculative|is not a valid speculative",
         "this SGLang does not know the value of a flag",
@@ -55,7 +67,7 @@ SIGNATURES = (
     ),
     signature(
         "draft-mismatch",
-        r"Target model's context_length|greater than the derived context_length",
+        r"Target model's context_length",
         "the drafter was made for a shorter context than the target's",
         "set context-length to the drafter's; the override variable hides it, and acceptance falls there",
     ),
