@@ -21,8 +21,11 @@ from autotuner.edge import clock
 from autotuner.edge.host import LaunchSpec, ServerSeen
 from autotuner.edge.probes import Probe
 from autotuner.edge.rows import LaunchRow
+from autotuner.engines import situation
 from autotuner.engines.base import Diagnosis, ServerExit, Stage
 from autotuner.engines.diagnosis import own_stop
+from autotuner.engines.reading import read
+from autotuner.engines.vocabulary import State
 from autotuner.errors import HostError
 from autotuner.installed import engine_version
 
@@ -265,9 +268,19 @@ async def _start_given_up(following: _Following, fired: Fired) -> None:
     ctx, row = following.ctx, following.row
     seen = await ctx.host.stop(row.id, ctx.slot.stop_grace_s)
     lines = await following.log.rest()
-    diagnosis = Diagnosis("silent-stage", fired.sentence, fired.advice, lines[-6:])
+    diagnosis = _why_silent(following, fired, lines)
     _must_be_stopped(seen, row)
     _did_not_start(following, seen, diagnosis, fired)
+
+
+def _why_silent(following: _Following, fired: Fired, lines: tuple[str, ...]) -> Diagnosis:
+    """What a start that was given up was waiting for, as far as its lines tell."""
+    silence_s = following.elapsed_s - following.start.moved_at_s
+    known = situation.starting(following.candidate, silence_s)
+    said = read(following.candidate.engine, following.engine_version or "", "\n".join(lines), known)
+    if said.state is not State.HUNG:
+        return Diagnosis("silent-stage", fired.sentence, fired.advice, lines[-6:])
+    return Diagnosis(said.cause, f"{fired.sentence}; {said.sentence}", said.advice or fired.advice, lines[-6:])
 
 
 def _did_not_start(following: _Following, seen: ServerSeen, diagnosis: Diagnosis, fired: Fired) -> None:

@@ -72,6 +72,15 @@ class LogReader:
         self._keep(self._reader.flush())
         return self._reader.tail
 
+    @property
+    def lines(self) -> int:
+        """How many lines were read so far."""
+        return self._reader.lines
+
+    def since(self, line: int) -> tuple[str, ...]:
+        """The lines after this many, as far as they are kept."""
+        return self._reader.since(line)
+
     def _keep(self, facts: list[LogFact]) -> None:
         for fact in facts:
             if isinstance(fact, Effective):

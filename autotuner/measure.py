@@ -17,13 +17,15 @@ from autotuner.core.facts import level_facts, server_facts
 from autotuner.core.gather import Gather, LevelPlan, baseline_steps
 from autotuner.core.objective import weights_of
 from autotuner.core.policy import Facts, Fired, Watch, When, holding
-from autotuner.core.verdict import LevelResult
+from autotuner.core.verdict import LevelReading, LevelResult
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.load import Load
 from autotuner.edge.probes import Probe
 from autotuner.edge.rows import Trial
+from autotuner.engines import situation
 from autotuner.engines.base import Diagnosis, ServerExit
+from autotuner.engines.reading import read
 from autotuner.errors import HostError
 
 IDLE_WAIT_S = 15.0  # requests of an earlier level that the server has not given up yet
@@ -79,6 +81,7 @@ class _Level:
         self.seen = ServerSeen(action.launch_id, alive=True)
         self._began_s = clock.monotonic_s()
         self._looked_s = 0.0
+        self._steady_from: int | None = None
 
     def _plan(self) -> LevelPlan:
         objective = outcome.objective_of(self.ctx, self.benchmark)
@@ -94,6 +97,7 @@ class _Level:
             best=best.figures if best else None,
             launch_noise=outcome.noise_of(self.ctx, self.trial.benchmark_hash),
             graph_max_batch=effective.graph_max_batch if effective else None,
+            engine_version=effective.version if effective else None,
         )
 
     async def wait_until_idle(self, probe: Probe) -> None:
@@ -146,7 +150,21 @@ class _Level:
             measured = measured.model_copy(update={"void": self.fired.sentence})
         result = self.gather.result(measured)
         ended_by = self.fired if self.fired is None or self.fired.action != "void" else None
-        return result.model_copy(update={"fired": ended_by, "proposal": self.proposal})
+        return result.model_copy(update={"fired": ended_by, "proposal": self.proposal, "reading": self._reading()})
+
+    def _reading(self) -> LevelReading | None:
+        """What the server's lines of the steady part amount to, where that is more than the figures say."""
+        lines = self.log.since(self._steady_from) if self._steady_from is not None else ()
+        if not lines:
+            return None
+        plan = self.gather.plan
+        plain = {int(running): running / step for running, step in plan.baseline_steps_s.items() if step > 0}
+        effective = self.resolved.effective if self.resolved else None
+        known = situation.level(self.candidate, plan.concurrency, plan.speculation, plain, effective)
+        said = read(self.candidate.engine, plan.engine_version or "", "\n".join(lines), known)
+        if not situation.adds_something(said.cause):
+            return None
+        return LevelReading(cause=said.cause, action=said.action, sentence=said.sentence, advice=said.advice)
 
     def evidence(self, samples: LevelSamples | None) -> dict[str, Any]:
         """What the result rests on: enough to recompute every figure and every look of the rules."""
@@ -179,6 +197,8 @@ class _Level:
             return
         self._looked_s = now
         self.gather.add_log(await self.log.facts())
+        if self._steady_from is None and self.gather.steady:
+            self._steady_from = self.log.lines
         text = await probe.scrape()
         if text is not None:
             self.gather.add_scrape(now, self.engine.read_metrics(text))

@@ -12,6 +12,7 @@ from autotuner.core.facts import LevelSoFar
 from autotuner.core.ranks import RankJoiner
 from autotuner.core.speculation import assess, decode_rate, steady_windows
 from autotuner.core.verdict import LevelResult
+from autotuner.engines.accept_rate import accepted_share, definition_by_fit, definition_of
 from autotuner.engines.base import Counters, LogFact, Prefill, Speculation, Window, window_between
 
 
@@ -27,6 +28,7 @@ class LevelPlan:
     best: Figures | None
     launch_noise: float
     graph_max_batch: int | None = None
+    engine_version: str | None = None
 
 
 @dataclass
@@ -38,7 +40,7 @@ class Gather:
     log_windows: list[Window] = field(default_factory=list)
     metric_windows: list[Window] = field(default_factory=list)
     _scrape: tuple[float, Counters] | None = None
-    _events_at_scrape: int = 0
+    _progress_at_scrape: int = 0
     _scrape_in_steady: bool = False
     _prefill_ranks: set[str] = field(default_factory=set)
     _spoken_ranks: set[str] = field(default_factory=set)
@@ -107,15 +109,25 @@ class Gather:
             self.log_windows.append(window)
 
     def add_scrape(self, at_s: float, counters: Counters) -> None:
-        """Take in one scrape of the metrics; two of them bound a window."""
-        events = sum(p.events for p in self.progress)
+        """Take in one scrape of the metrics; two of them bound a window.
+
+        The client's rate is taken over the client's own clock: on a busy host its lines arrive late and in lumps, and
+        tokens of one stretch over the seconds of another would be no rate. Without a new line there is no window yet.
+        """
         if self.steady and self._scrape_in_steady and self._scrape is not None and at_s > self._scrape[0]:
-            seconds = at_s - self._scrape[0]
-            per_event = self.progress[-1].tokens_per_event
-            rate = (events - self._events_at_scrape) * per_event / seconds
-            self.metric_windows.append(window_between(self._scrape[1], counters, seconds, rate))
-        self._scrape, self._events_at_scrape = (at_s, counters), events
+            rate = self._rate_since(self._progress_at_scrape)
+            if rate is None:
+                return
+            self.metric_windows.append(window_between(self._scrape[1], counters, at_s - self._scrape[0], rate))
+        self._scrape, self._progress_at_scrape = (at_s, counters), len(self.progress)
         self._scrape_in_steady = self.steady  # a window that began in the warm-up would mix both
+
+    def _rate_since(self, line: int) -> float | None:
+        """Tokens a second over the client's lines from this one on; None where they span no time."""
+        since = self.progress[max(0, line - 1) :]
+        seconds = since[-1].at_s - since[0].at_s if since else 0.0
+        events = sum(p.events for p in self.progress[line:])
+        return events * self.progress[-1].tokens_per_event / seconds if seconds > 0 else None
 
     @property
     def windows(self) -> tuple[Window, ...]:
@@ -140,7 +152,7 @@ class Gather:
             running=self._decode(windows)[0],
             speculates=plan.speculation is not None,
             speculation=spec,
-            accept_ratio=_accept_ratio(windows),
+            accept_ratio=_accept_ratio(windows, plan),
             best=plan.best,
             launch_noise=plan.launch_noise,
             over=figures is not None,
@@ -181,6 +193,16 @@ def baseline_steps(baseline: dict[int, LevelResult]) -> dict[float, float]:
     return found
 
 
-def _accept_ratio(windows: tuple[Window, ...]) -> float | None:
+def _accept_ratio(windows: tuple[Window, ...], plan: LevelPlan) -> float | None:
+    """Accepted / drafted: counted, else from the engine's printed rate by its release's own definition, else unknown."""
     drafted = sum(w.drafted or 0 for w in windows)
-    return sum(w.accepted or 0 for w in windows) / drafted if drafted else None
+    if drafted:
+        return sum(w.accepted or 0 for w in windows) / drafted
+    spec = plan.speculation
+    rates = [w.printed_rate for w in windows if w.printed_rate is not None]
+    if spec is None or spec.num_steps is None or not rates:
+        return None
+    draft_tokens = spec.draft_tokens or spec.num_steps + 1
+    pairs = [(w.accept_len, w.printed_rate) for w in windows if w.accept_len is not None and w.printed_rate is not None]
+    definition = definition_of(plan.engine_version or "") or definition_by_fit(pairs, spec.num_steps, draft_tokens)
+    return accepted_share(sum(rates) / len(rates), definition, spec.num_steps, draft_tokens)

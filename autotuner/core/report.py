@@ -176,12 +176,18 @@ def _bullets(report: TrialReport) -> list[tuple[str, str]]:
     bullets += [("Also", reason) for reason in judgement.reasons[1:]]
     other = [r.fired for r in report.results if r.fired is not None and r.fired != judgement.rule]
     bullets += [("Rule", _rule(fired)) for fired in other]
-    silent = [str(r.concurrency) for r in report.results if r.speculation is not None and not r.speculation.drafts]
-    if silent:
-        bullets.append(
-            ("Speculation", f"nothing was drafted at concurrency {' and '.join(silent)}, so there is nothing to judge")
-        )
+    silent = [r for r in report.results if r.speculation is not None and not r.speculation.drafts]
+    for seen, why in ((True, "nothing was drafted"), (False, "no window was in steady state")):
+        levels = [str(r.concurrency) for r in silent if bool(r.speculation and r.speculation.windows) is seen]
+        if levels:
+            at = " and ".join(levels)
+            bullets.append(("Speculation", f"{why} at concurrency {at}, so there is nothing to judge"))
     bullets += [("Requested against effective", str(difference)) for difference in report.differences]
+    bullets += [
+        ("Reading", f"concurrency {result.concurrency}: {result.reading}")
+        for result in report.results
+        if result.reading is not None
+    ]
     bullets += [
         ("Log against metrics", f"concurrency {result.concurrency}: {sentence}")
         for result in report.results

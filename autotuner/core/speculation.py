@@ -110,17 +110,18 @@ def steady_windows(windows: tuple[Window, ...], concurrency: int, cap: int | Non
     """Given a level's windows, return those in steady state: no prefill, not after idling, enough running.
 
     What can run is the level's concurrency or the server's cap, whichever is less; where no window says how many run,
-    all count, since nothing contradicts them.
+    all count, since nothing contradicts them. Under a load of short requests every window holds a prefill: then those
+    count, for the candidate as for the baseline, since a prefill costs both the same.
     """
     target = min(concurrency, cap) if cap else concurrency
     seen_busy = max((w.running for w in windows if w.running is not None), default=None)
     if seen_busy is not None and any((w.queued or 0) > 0 for w in windows):
         target = min(target, round(seen_busy))
-    return tuple(
-        w
-        for w in windows
-        if not w.prefill and not w.after_idle and (w.running is None or w.running >= STEADY_RATIO * target)
-    )
+    # A gauge read between two requests of a stream misses one of them: at small levels that is more than the ratio.
+    enough = min(STEADY_RATIO * target, target - 0.5)
+    busy = [w for w in windows if not w.after_idle and (w.running is None or w.running >= enough)]
+    clean = tuple(w for w in busy if not w.prefill)
+    return clean if any(w.gen_tok_s is not None or w.drafts for w in clean) else tuple(busy)
 
 
 def decode_rate(windows: tuple[Window, ...]) -> tuple[float, float] | None:

@@ -16,6 +16,21 @@ from autotuner.core.state import Verdict
 from autotuner.core.statistics import Interval
 
 
+class LevelReading(BaseModel):
+    """What the server's own lines amount to during a level, where that is more than its figures say."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cause: str
+    action: str
+    sentence: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        advice = f"; {self.advice}" if self.advice else ""
+        return f"{self.sentence} ({self.cause}, {self.action}{advice})"
+
+
 class LevelResult(BaseModel):
     """One measured level as the store keeps it: figures, what ran, what speculation did, the rule that ended it."""
 
@@ -29,6 +44,7 @@ class LevelResult(BaseModel):
     fired: Fired | None = None
     proposal: Fired | None = None
     contradictions: tuple[str, ...] = ()
+    reading: LevelReading | None = None
 
     @property
     def step_s(self) -> float | None:

@@ -9,9 +9,11 @@ import re
 from dataclasses import dataclass, replace
 
 from autotuner.engines.base import Diagnosis, ServerExit
+from autotuner.engines.fields import is_raised
 from autotuner.engines.vocabulary import Action
 
 EVIDENCE_LINES = 6
+TRACEBACK_LINES = 120
 
 _READY = re.compile(r"fired up and ready to roll|Application startup complete|listening on http")
 # Between these two the memory that is asked for is the graphs'. vLLM says no word when it begins, but the size of its
@@ -144,13 +146,21 @@ def capturing(lines: tuple[str, ...]) -> bool:
 
 
 def _diagnosis(match: Signature, lines: tuple[str, ...], number: int) -> Diagnosis:
-    evidence = lines[number : number + EVIDENCE_LINES]  # the line itself first, then what followed it
+    evidence = _evidence(lines, number)
     found = Diagnosis(match.cause, match.sentence, match.advice, evidence, match.action)
     if match.cause == "oom-in-load" and capturing(lines[: number + 1]):
         found = replace(found, cause="oom-in-capture", sentence=_IN_CAPTURE[0], advice=_IN_CAPTURE[1])
     if match.cause == "unknown" and not match.weak and capturing(lines[: number + 1]):
         found = replace(found, cause="capture-failed-other", sentence=_CAPTURE_FAILED[0], advice=_CAPTURE_FAILED[1])
     return found
+
+
+def _evidence(lines: tuple[str, ...], number: int) -> tuple[str, ...]:
+    """The line itself, the exception that its traceback ends with, then what followed it."""
+    raised = next((line for line in lines[number + 1 : number + TRACEBACK_LINES] if is_raised(line)), None)
+    first = (lines[number],) if raised is None or raised == lines[number] else (lines[number], raised)
+    rest = [line for line in lines[number + 1 :] if line != raised]
+    return (*first, *rest[: EVIDENCE_LINES - len(first)])
 
 
 def _by_exit_code(exit_: ServerExit, lines: tuple[str, ...]) -> Diagnosis:

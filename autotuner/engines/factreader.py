@@ -77,7 +77,7 @@ _NEW: list[_Plan] = []
 
 
 class FactReader:
-    """Reads a log of one engine piece by piece; keeps the last `tail` lines for a diagnosis."""
+    """Reads a log of one engine piece by piece; counts its `lines` and keeps the last `tail` of them for a diagnosis."""
 
     def __init__(self, engine: Engine, tail: int = 0) -> None:
         self._engine = engine
@@ -85,11 +85,17 @@ class FactReader:
         self._plans: dict[bytes, list[_Plan]] = {}
         self._once: set[bytes] = set()
         self._tail: deque[bytes] = deque(maxlen=tail)
+        self.lines = 0
 
     @property
     def tail(self) -> tuple[str, ...]:
         """The last complete lines, clean, blank ones left out."""
-        return tuple(text for raw in self._tail if (text := clean_line(raw)))
+        return self.since(0)
+
+    def since(self, line: int) -> tuple[str, ...]:
+        """The kept lines after this many, clean, blank ones left out."""
+        kept = list(self._tail)[max(0, len(self._tail) - (self.lines - line)) :]
+        return tuple(text for raw in kept if (text := clean_line(raw)))
 
     def feed(self, data: bytes) -> list[LogFact]:
         """Given the next bytes of the log, return the facts on the lines that are now complete."""
@@ -101,6 +107,7 @@ class FactReader:
 
     def _facts(self, lines: list[bytes]) -> list[LogFact]:
         self._tail.extend(lines)
+        self.lines += len(lines)
         found: list[LogFact] = []
         plans = self._plans
         for raw in lines:

@@ -43,6 +43,12 @@ def counters(drafts: float = 0, accepted: float = 0, drafted: float | None = Non
     return Counters(running=8.0, queued=0.0, drafts=drafts, accepted=accepted, drafted=drafted or 3 * drafts)
 
 
+def scrape(gather: Gather, at_s: float, counted: Counters) -> None:
+    """A scrape right after a line of the client."""
+    gather.add_progress(progress(at_s))
+    gather.add_scrape(at_s, counted)
+
+
 def test_windows_of_the_warm_up_do_not_count() -> None:
     gather = Gather(plan())
     gather.add_progress(progress(1.0, "warm-up"))
@@ -124,23 +130,54 @@ def test_counted_steps_win_over_printed_ones_and_never_are_both_counted() -> Non
     gather = steady()
     gather.add_log((line(), line(), line()))
     assert len(gather.windows) == 3
-    gather.add_scrape(2.0, counters(0, 0))
-    gather.add_scrape(4.0, counters(40, 40))
+    scrape(gather, 2.0, counters(0, 0))
+    scrape(gather, 4.0, counters(40, 40))
     assert [w.source for w in gather.windows] == ["metrics"]
+
+
+def test_a_window_whose_client_lines_are_late_has_no_wrong_rate() -> None:
+    """Seen on a busy host: the client's lines of ten seconds came after the scrape, and then all at once."""
+    gather = steady()
+    gather.add_progress(progress(10.0))
+    gather.add_scrape(10.0, counters(0, 0))
+    gather.add_scrape(12.0, counters(100, 200))
+    assert gather.metric_windows == [], "no line of the client, no rate"
+    for at_s in (11.0, 12.0, 13.0, 14.0):
+        gather.add_progress(progress(at_s, events=30))
+    gather.add_scrape(14.0, counters(200, 400))
+    (window,) = gather.metric_windows
+    assert (window.gen_tok_s, window.drafts, window.accept_len) == (30.0, 200, 3.0)
+
+
+def test_where_every_window_holds_a_prefill_they_count_all_the_same() -> None:
+    gather = steady()
+    for _ in range(4):
+        gather.add_log((Prefill(), line()))
+    assert all(w.prefill for w in gather.windows)
+    spec = gather.so_far().speculation
+    assert spec is not None
+    assert (spec.windows, spec.accept_len is not None) == (3, True)
+
+
+def test_a_printed_rate_is_turned_into_accepted_per_drafted_by_its_release() -> None:
+    for version, expected in (("0.5.10", 0.0), ("0.5.12", 0.25)):
+        gather = steady(engine_version=version, speculation=Speculation("EAGLE3", 3, 4))
+        gather.add_log(tuple(line(printed_rate=0.25) for _ in range(3)))
+        assert gather.so_far().accept_ratio == pytest.approx(expected)
 
 
 def test_metrics_without_counted_steps_do_not_hide_the_log() -> None:
     gather = steady()
     gather.add_log((line(),))
-    gather.add_scrape(2.0, Counters(running=8.0))
-    gather.add_scrape(4.0, Counters(running=8.0))
+    scrape(gather, 2.0, Counters(running=8.0))
+    scrape(gather, 4.0, Counters(running=8.0))
     assert [w.source for w in gather.windows] == ["log"]
 
 
 def test_counters_that_went_backwards_say_nothing() -> None:
     gather = steady()
-    gather.add_scrape(2.0, counters(100, 100))
-    gather.add_scrape(4.0, counters(5, 5))
+    scrape(gather, 2.0, counters(100, 100))
+    scrape(gather, 4.0, counters(5, 5))
     (window,) = gather.windows
     assert (window.drafts, window.accept_len) == (None, None)
 
@@ -159,9 +196,9 @@ def test_what_the_rules_see_is_the_interim_until_the_level_is_over() -> None:
 
 def test_the_acceptance_rate_is_that_of_all_drafted_tokens() -> None:
     gather = steady()
-    gather.add_scrape(2.0, counters(0, 0, 0))
-    gather.add_scrape(4.0, counters(10, 10, 30))
-    gather.add_scrape(6.0, counters(20, 40, 60))
+    scrape(gather, 2.0, counters(0, 0, 0))
+    scrape(gather, 4.0, counters(10, 10, 30))
+    scrape(gather, 6.0, counters(20, 40, 60))
     assert gather.so_far().accept_ratio == pytest.approx(40 / 60)
     assert steady().so_far().accept_ratio is None
 
@@ -200,7 +237,7 @@ def test_what_log_and_counters_disagree_on_is_a_part_of_the_result() -> None:
     gather = steady(graph_max_batch=48)
     gather.add_log(tuple(line(accept_len=3.0, graph=False) for _ in range(5)))
     for at in range(2, 9):
-        gather.add_scrape(float(at), counters(at * 100, at * 100))
+        scrape(gather, float(at), counters(at * 100, at * 100))
     found = gather.result(figures(8, 400.0)).contradictions
     assert found == (
         "the log says an accept length of 3.00 over 1600 verify steps, the counters 2.00 over 600",

@@ -200,9 +200,12 @@ def test_no_loss_is_split_that_was_not_measured() -> None:
 
 
 def test_a_level_at_which_nothing_was_drafted_says_so() -> None:
-    result = level(1, 62.0, speculation=SpeculationAtLevel())
+    result = level(1, 62.0, speculation=SpeculationAtLevel(windows=4))
     draft = trial_entry(report(results=(result,), judgement=Judgement(Verdict.PASS, promote=False, reasons=("x",))))
     assert bullet(draft, "Speculation") == "nothing was drafted at concurrency 1, so there is nothing to judge"
+    unsteady = level(8, 62.0, speculation=SpeculationAtLevel())
+    draft = trial_entry(report(results=(unsteady,), judgement=Judgement(Verdict.PASS, promote=False, reasons=("x",))))
+    assert bullet(draft, "Speculation").startswith("no window was in steady state at concurrency 8")
 
 
 def test_a_void_level_shows_no_figure() -> None:

@@ -35,7 +35,7 @@ def test_the_limits_of_the_target_are_the_last_ones_named_whatever_the_drafter_c
     assert [fact.running_cap for fact in limits if fact.running_cap] == [4]
     assert [fact.context_len for fact in limits if fact.context_len][-1] == 1024
     assert [fact.speculating for fact in limits if fact.speculating is not None] == [True]
-    assert [fact.graph_max_batch for fact in limits if fact.graph_max_batch is not None] == [0]
+    assert all(fact.graph_max_batch is None for fact in limits), "a CPU has no graphs to be off"
 
 
 def test_the_stages_of_a_start_with_two_models_are_seen_in_order() -> None:
@@ -57,4 +57,6 @@ def test_running_requests_never_exceed_the_cap() -> None:
 
 def test_a_stop_of_ours_and_one_of_somebody_elses_are_told_apart() -> None:
     assert ENGINE.diagnose(ServerExit(0, asked=True, became_ready=True), LINES).cause in {"asked-to-stop", "own-stop"}
-    assert ENGINE.diagnose(ServerExit(0, asked=False, became_ready=True), LINES).cause == "killed"
+    assert ENGINE.diagnose(ServerExit(0, asked=False, became_ready=True), LINES).sentence.startswith(
+        "somebody other than autotuner"
+    )
