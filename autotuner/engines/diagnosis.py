@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, replace
 
 from autotuner.engines.base import Diagnosis, ServerExit
-from autotuner.engines.fields import is_raised
+from autotuner.engines.fields import bar, is_raised
 from autotuner.engines.vocabulary import Action
 
 EVIDENCE_LINES = 6
@@ -47,6 +47,7 @@ COMMON = (
     signature(
         "host-oom",
         r"std::bad_alloc|Not enough host memory|Cannot allocate memory|DefaultCPUAllocator|oom-kill"
+        r"|exceeds memory available in /dev/shm"
         r"|Out of memory: Killed process|killed by the OOM|\bMemoryError\b",
         "the host ran out of memory",
         "load with fewer workers at once, keep less in host memory (offload, prompt cache), or use a smaller model",
@@ -120,13 +121,21 @@ def find(signatures: tuple[Signature, ...], lines: tuple[str, ...]) -> Diagnosis
     """Given an engine's signatures and lines of a log, return the first cause in time that they name, or None."""
     strong = (*(s for s in signatures if not s.weak), *COMMON)
     weak = tuple(s for s in signatures if s.weak)
-    echoes = tuple(s for s in weak if s.cause == "unknown")  # they only say that something died
-    for group in (strong, tuple(s for s in weak if s not in echoes), echoes):
+    # Within each group those that only say that something died come last: what they echo may stand after them.
+    for group in (_named(strong), _unnamed(strong), _named(weak), _unnamed(weak)):
         for number, line in enumerate(lines):
             match = next((s for s in group if s.pattern.search(line)), None)
             if match:
                 return _diagnosis(match, lines, number)
     return None
+
+
+def _named(signatures: tuple[Signature, ...]) -> tuple[Signature, ...]:
+    return tuple(s for s in signatures if s.cause != "unknown")
+
+
+def _unnamed(signatures: tuple[Signature, ...]) -> tuple[Signature, ...]:
+    return tuple(s for s in signatures if s.cause == "unknown")
 
 
 def since_ready(lines: tuple[str, ...]) -> tuple[str, ...]:
@@ -138,6 +147,9 @@ def since_ready(lines: tuple[str, ...]) -> tuple[str, ...]:
 def capturing(lines: tuple[str, ...]) -> bool:
     """Given lines of a log, tell whether the last of them falls into graph capture."""
     for line in reversed(lines):
+        progress = bar(line)
+        if progress is not None and progress.done == progress.total:
+            return False
         if _CAPTURE_BEGINS.search(line):
             return True
         if _CAPTURE_ENDS.search(line):

@@ -124,6 +124,14 @@ class Evidence:
         )
 
     @property
+    def loads(self) -> tuple[Line, ...]:
+        """The lines that state a load; a scrape states it on several lines, which are one."""
+        if self.decode or "metrics" not in self.sources or not self.lines:
+            return self.decode
+        totals = self.totals()
+        return (Line(0, "", totals, self.lines[0].known),) if totals else ()
+
+    @property
     def speculates(self) -> bool:
         """Whether speculation is configured, or figures of it stand in the log."""
         if self.context.speculates is not None:

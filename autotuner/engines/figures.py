@@ -104,7 +104,10 @@ _KEYS: dict[str, str] = {
     "draft_acceptance_rate": "accept_rate_ratio",
     "avg_spec_accept_length": "accept_len_tokens",
     "last_gen_throughput": "gen_tok_s",
-    "effective_max_running_requests_per_dp": "admitted_per_rank_reqs",
+    "effective_max_running_requests_per_dp": "max_running_reqs",
+    "speculative_num_steps": "steps_count",
+    "speculative_num_draft_tokens": "draft_tokens_count",
+    "GPU Current Temp": "temperature_c",
     "prompt_tokens": "prompt_tokens",
     "completion_tokens": "completion_tokens",
     "reasoning_tokens": "reasoning_tokens",
@@ -146,6 +149,8 @@ _KEYS: dict[str, str] = {
     "Concurrency": "concurrency_reqs",
     "#questions": "questions_count",
 }
+# In a server's own description these are what was asked for; in its log they are what is in force.
+_ASKED = {"max_running_requests": "requested_reqs"}
 # Prometheus names, without the engine in front and `_total` behind.
 _SERIES: dict[str, str] = {
     "num_running_reqs": "running_reqs",
@@ -263,6 +268,10 @@ _SAID = _said(
     "process_gib",
     r"Free memory on device .*?\(~/~ GiB\) on startup",
     "free_gib total_gib",
+    r"on device cuda:~",
+    "gpu_index",
+    r"GPU Current Temp\s*: ~ C",
+    "temperature_c",
     r"desired GPU memory utilization \(~, ~ GiB\)",
     "utilisation_ratio wanted_gib",
     r"max seq len \(~\).*?~ GiB KV cache is needed",
@@ -389,7 +398,7 @@ def _from_equals(line: str, found: Figures) -> None:
 
 def _from_json(line: str, found: Figures) -> None:
     for key, value in _JSON_KEY.findall(line):
-        name = _KEYS.get(key)
+        name = _ASKED.get(key) or _KEYS.get(key)
         if name is not None and "|" not in name:
             found.setdefault(name, _value(value))
 

@@ -49,7 +49,8 @@ SIGNATURES = (
     ),
     signature(
         "draft-mismatch",
-        r"failed to initialize speculative decoding context|failed to load draft model|vocab.*(mismatch|not compatible)",
+        r"failed to initialize speculative decoding context|failed to load draft model"
+        r"|vocab.*(mismatch|not compatible|must match|does not match)",
         "the draft model does not fit the target model",
         "use a drafter made for this very model: same tokenizer, same vocabulary",
     ),

@@ -12,6 +12,7 @@ from autotuner.engines.evidence import Evidence, Reading, gather, reading
 from autotuner.engines.reading_arms import COMPARING
 from autotuner.engines.reading_client import CLIENT
 from autotuner.engines.reading_serving import SERVING
+from autotuner.engines.reading_speculation import baseline
 from autotuner.engines.reading_start import ENDED, STARTING, starting
 from autotuner.engines.vocabulary import State
 
@@ -26,7 +27,7 @@ def read(engine: str, version: str, log: str, context: Context) -> Reading:
 def judge(evidence: Evidence) -> Reading:
     """Given the evidence, return its reading: the first rule that applies."""
     if not evidence.observed:
-        found = _first((*CLIENT, *COMPARING), evidence)
+        found = _first((*CLIENT, *COMPARING, baseline), evidence)
         return found or reading(State.UNOBSERVED, "none", "nothing here speaks against the figures")
     ended = _first(ENDED, evidence)
     if ended is not None:

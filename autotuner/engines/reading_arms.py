@@ -12,6 +12,9 @@ from autotuner.engines.vocabulary import Action, State
 
 SATURATED_GAIN = 0.10  # less than this much more output ...
 SATURATED_TTFT = 10.0  # ... for this many times the time to the first token is queueing
+SPREAD_RUNS = 4
+SPREAD_RATIO = 0.1
+MISLEADING_RATIO = 1.5
 UNEQUAL_RATIO = 1.2
 THROTTLED_PCT = 50.0
 AT_CAP_RATIO = 0.98
@@ -70,6 +73,55 @@ def _unequal(evidence: Evidence) -> Reading | None:
     return reading(
         _state(evidence), "unequal-outputs", sentence, "ask for equal lengths (ignore_eos), compare the text"
     )
+
+
+def _by_chance(evidence: Evidence) -> Reading | None:
+    """The same arm came up once and hung once: a single launch of it says nothing."""
+    outcomes: dict[Hashable, set[str]] = {}
+    for arm in evidence.context.arms:
+        if arm.outcome is not None and arm.mode is not None:
+            outcomes.setdefault(arm.mode, set()).add(arm.outcome)
+    if not any("hung" in seen and len(seen) > 1 for seen in outcomes.values()):
+        return None
+    sentence = "the same launch hangs at times: so few of them say nothing about the other arm"
+    return reading(
+        _state(evidence), "sample-too-small", sentence, "launch each arm many more times", action=Action.REMEASURE
+    )
+
+
+def _spread(evidence: Evidence) -> Reading | None:
+    """Repeats of one arm lie far apart, and not because the first one was cold."""
+    runs = [arm for arm in evidence.context.arms if arm.run is not None and arm.speed]
+    speeds = [arm.speed or 0.0 for arm in sorted(runs, key=lambda arm: arm.run or 0)]
+    if len(speeds) < SPREAD_RUNS or len(speeds) < len(evidence.context.arms) or "args" not in evidence.context.same:
+        return None
+    later = speeds[1:]
+    if max(later) - min(later) < SPREAD_RATIO * sum(speeds) / len(speeds) or later == sorted(later, reverse=True):
+        return None
+    sentence = f"repeats of the same work lie between {min(speeds):g} and {max(speeds):g}"
+    return reading(
+        _state(evidence), "host-contention", sentence, "bind the workers to cores, see who else runs, repeat"
+    )
+
+
+def _depths(evidence: Evidence) -> Reading | None:
+    """Depths set side by side at one load, without a plain row: which one is worth its drafts."""
+    wanted = evidence.context.concurrency
+    rows = [
+        arm
+        for arm in evidence.context.arms
+        if not arm.plain and arm.depth and arm.speed and (wanted is None or arm.concurrency in {None, wanted})
+    ]
+    if len({arm.depth for arm in rows}) < 2 or len({arm.concurrency for arm in rows}) > 1:
+        return None
+    if "draft-depth" not in evidence.context.differs or evidence.gains():
+        return None
+    best = max(rows, key=lambda arm: arm.speed or 0)
+    worst = min(rows, key=lambda arm: arm.speed or 0)
+    if (best.speed or 0) < (1 + SPREAD_RATIO) * (worst.speed or 0):
+        return None
+    sentence = f"{best.depth} drafts a step give {best.speed:g} tok/s here, {worst.depth} give {worst.speed:g}"
+    return reading(_state(evidence), "draft-depth", sentence, f"draft {best.depth} tokens a step at this load")
 
 
 def _builds(evidence: Evidence) -> Reading | None:
@@ -143,6 +195,11 @@ def _pays(evidence: Evidence) -> Reading | None:
             return reading(state, "graphs-off", "the speculative rows ran without CUDA graphs", advice)
         return reading(state, "step-cost", _cost(losses), "abandon it at these loads")
     near = [g for g in gains if g not in wins]
+    if wins and near and _separates(lambda arm: arm.power_cap_w, wins, near):
+        sentence = "what speculation gains falls to nothing at the lower power cap"
+        return reading(
+            state, "thermal-or-power-limit", sentence, "the cap belongs to the result's key", action=Action.GATE
+        )
     if wins and near and _separates(lambda arm: arm.context_tokens, wins, near):
         sentence = "what speculation gains falls to nothing at the longer contexts"
         return reading(state, "long-context", sentence, "keep it to the contexts at which it wins")
@@ -164,6 +221,7 @@ def _divided(evidence: Evidence, wins: list[Gain], losses: list[Gain]) -> Readin
         (lambda arm: arm.context_tokens, "long-context"),
         (lambda arm: arm.concurrency, "non-monotonic-load"),
         (lambda arm: arm.tp_size, "collective-cost"),
+        (lambda arm: arm.power_cap_w, "thermal-or-power-limit"),
     ):
         if _separates(attribute, wins, losses):
             advice = "keep speculation only where it was measured to win"
@@ -191,6 +249,9 @@ def _acceptance_misleads(gains: list[Gain] | tuple[Gain, ...]) -> bool:
     rated = [(g, rate) for g in gains if (rate := _accept_ratio(g.arm)) is not None]
     if len(rated) < 2:
         return False
+    rates, ratios = [rate for _, rate in rated], [g.ratio for g, _ in rated]
+    if max(rates) <= (1 + NEAR_RATIO) * min(rates):
+        return max(ratios) >= MISLEADING_RATIO * min(ratios)  # one acceptance, and the clock says two things
     return max(rated, key=lambda pair: pair[0].ratio)[0] is not max(rated, key=lambda pair: pair[1])[0]
 
 
@@ -199,7 +260,7 @@ def _accept_ratio(arm: Arm) -> float | None:
         return arm.draft_accept_ratio
     if arm.accept_len_tokens is not None and arm.depth:
         return (arm.accept_len_tokens - 1) / arm.depth
-    return None
+    return arm.accept_len_tokens
 
 
 def _cost(losses: list[Gain]) -> str:
@@ -211,4 +272,4 @@ def _cost(losses: list[Gain]) -> str:
     return f"the step costs {length / worst.ratio:.2f} plain ones and yields {length:.2f} tokens"
 
 
-COMPARING = (_power, _saturated, _unequal, _impossible, _builds, _pays, _ranks_cost)
+COMPARING = (_power, _saturated, _unequal, _impossible, _by_chance, _builds, _pays, _depths, _ranks_cost, _spread)

@@ -8,6 +8,7 @@ BOUND_RATIO = 1.5  # a client that reports this much less than the server's own 
 OFFERED_RATIO = 0.9
 WAVES_MIN = 3
 CHUNK_RATIO = 1.3
+COLD_TTFT = 2.0
 COLD_RATIO = 1.2
 _U = State.UNOBSERVED
 
@@ -86,13 +87,16 @@ def _first_run(evidence: Evidence) -> Reading | None:
     for arm in context.arms:
         if arm.run is not None and arm.speed:
             runs.setdefault(arm.run, arm.speed)
-    if len(runs) < 2 or "boot" not in context.same:
+    waits = {line.known.run: v for line in reversed(evidence.lines) if line.known.run and (v := line.get("ttft_ms"))}
+    if not ("boot" in context.same or context.host.kernel_cache_empty):
         return None
-    first, *later = (runs[number] for number in sorted(runs))
-    if min(later) < COLD_RATIO * first:
+    slower = len(runs) > 1 and min(v for n, v in runs.items() if n != min(runs)) >= COLD_RATIO * runs[min(runs)]
+    late = len(waits) > 1 and waits[min(waits)] >= COLD_TTFT * max(v for n, v in waits.items() if n != min(waits))
+    if not slower and not late:
         return None
     sentence = "the first pass was slower than the same work after it: compilation was inside it"
-    return reading(_U, "cold-start-window", sentence, "leave the first pass out; warm up with the benchmark's shapes")
+    advice = "leave the first pass out; warm up with the benchmark's own shapes"
+    return reading(_U, "cold-start-window", sentence, advice, action=Action.REMEASURE)
 
 
 def _few_prompts(evidence: Evidence) -> Reading | None:
@@ -126,6 +130,16 @@ def _few_waves(evidence: Evidence) -> Reading | None:
     return reading(_U, "sample-too-small", sentence, advice, action=Action.REMEASURE)
 
 
+def _impossible(evidence: Evidence) -> Reading | None:
+    """A time of zero where requests were answered: the client did not see what it reports on."""
+    done = any(line.get("completed_reqs") for line in evidence.lines)
+    zero = [line.text for line in evidence.lines for name in ("ttft_ms", "tpot_ms") if line.get(name) == 0]
+    if not done or not zero:
+        return None
+    advice = "take it from the server's metrics; throughput and end-to-end times may still hold"
+    return reading(_U, "metric-defect", "a time is zero although requests were answered", advice, evidence=tuple(zero))
+
+
 def _nothing_done(evidence: Evidence) -> Reading | None:
     done = [line.get("completed_reqs") for line in evidence.having("completed_reqs")]
     if not done or any(done):
@@ -141,5 +155,5 @@ def _nothing_done(evidence: Evidence) -> Reading | None:
 
 CLIENT = (
     *(_plain_run, _format, _server_disagrees, _same_stamp, _chunks, _identical, _first_run, _few_prompts),
-    *(_nothing_done, _below_offered, _few_waves),
+    *(_impossible, _nothing_done, _below_offered, _few_waves),
 )

@@ -16,6 +16,8 @@ COLLAPSE_RATIO = 4.0
 HIT_PCT_MAX = 1.0  # on prompts that are meant to be all different
 FULL_RATIO = 0.97
 SLOTS_RATIO = 0.8
+LASTING_MIN = 3
+FILLING_RATIO = 100.0  # prompt tokens worked for each one generated
 ALIKE_MIN = 2
 OFFERED_RATIO = 0.9
 CHANGED_RATIO = 1.2
@@ -26,8 +28,12 @@ GAP_RATIO = 0.2  # the first line after idling holds a tiny share of what the ne
 
 _S = State.SERVING
 _PLAIN_FALLBACK = re.compile(r"plain decode fallback|fall(?:ing|s)? back to plain decod")
-_RETRACT = re.compile(r"Retract requests|Decode out of memory")
+_RETRACT = re.compile(
+    r"Retract requests|Decode out of memory|find free space in the KV cache|Context size has been exceeded"
+)
+_TRANSFER = re.compile(r"KVTransferError|[Tt]ransfer failed|Failed to get kvcache")
 _PREEMPT = re.compile(r"is preempted by|[Pp]reempt\w* (?:because|due)")
+_SLOWDOWN_SAID = re.compile(r"(?:Power Cap|Slowdown)\s*: Active")
 _SLOWDOWN = re.compile(r"slowdown|thermal|power_cap|power_brake")
 _JIT_IN_LEVEL = re.compile(
     r"JIT compilation during inference|Loading JIT ops|JIT Pre-Compile session|Compiling a graph"
@@ -66,7 +72,11 @@ def _neighbour(evidence: Evidence) -> Reading | None:
 
 
 def _hot(evidence: Evidence) -> Reading | None:
-    hot = [line.text for line in evidence.lines if _SLOWDOWN.search(str(line.figures.get("active_reasons", "")))]
+    hot = [
+        line.text
+        for line in evidence.lines
+        if _SLOWDOWN.search(str(line.figures.get("active_reasons", ""))) or _SLOWDOWN_SAID.search(line.text)
+    ]
     if not hot:
         return None
     advice = "warm the GPUs to a steady state before comparing, or interleave the arms; record clocks and caps"
@@ -76,10 +86,11 @@ def _hot(evidence: Evidence) -> Reading | None:
 
 def _leaked(evidence: Evidence) -> Reading | None:
     ours = evidence.context.in_flight_reqs
-    running = [line for line in evidence.decode if line.running > 0]
-    if ours is None or not running or running[-1].running <= max(ours, 0) or ours > 0:
+    running = [line for line in evidence.loads if line.running > 0]
+    lasting = ours == 0 or (evidence.context.windows_alike or 0) >= LASTING_MIN
+    if ours is None or not running or running[-1].running <= ours or not lasting:
         return None
-    sentence = f"{running[-1].running:.0f} requests run and none of them is ours"
+    sentence = f"{running[-1].running:.0f} requests run, {ours} of them are ours"
     advice = "restart it; nobody waits for these requests, and they take their share of every step"
     return reading(State.DEGRADED, "leaked-requests", sentence, advice, evidence=(running[-1].text,))
 
@@ -87,11 +98,13 @@ def _leaked(evidence: Evidence) -> Reading | None:
 def _unservable(evidence: Evidence) -> Reading | None:
     context = evidence.context
     stuck = [line for line in evidence.decode if line.running == 0 and (line.get("queue_reqs") or 0) >= 1]
+    if context.prompts.longer_than_kv_pool:
+        stuck += [line for line in evidence.lines if FRIGHTENING.search(line.text)]
     alone = context.prompts.longer_than_kv_pool or (context.line_repeats and context.in_flight_reqs)
     if not stuck or not alone:
         return None
     advice = "limit the context, or refuse such requests; abort it and the others are served"
-    sentence = "a request waits that can never be admitted: nothing runs and the pool is empty"
+    sentence = "a request can never be admitted: it is longer than the pool"
     return reading(_S, "request-unservable", sentence, advice, evidence=(stuck[-1].text,))
 
 
@@ -136,6 +149,14 @@ def _defect(evidence: Evidence) -> Reading | None:
                 _S, "metric-defect", "the engine prints a figure that cannot be", advice, evidence=(line.text,)
             )
     return None
+
+
+def _cut_off(evidence: Evidence) -> Reading | None:
+    failed = next((line.text for line in evidence.lines if _TRANSFER.search(line.text)), None)
+    if evidence.context.role != "decode" or failed is None:
+        return None
+    advice = "look at the prefill workers and the transfer between them; this side is fine"
+    return reading(_S, "upstream-starved", "the transfer from the prefill side fails", advice, evidence=(failed,))
 
 
 def _starved(evidence: Evidence) -> Reading | None:
@@ -189,10 +210,28 @@ def _fullest(line: Line) -> float:
     return max(percent, line.get("token_usage_ratio") or 0.0, line.get("full_usage_ratio") or 0.0)
 
 
+def _filling(evidence: Evidence) -> Reading | None:
+    """Prompts are being worked and nothing is decoded yet to speak of: the level has not begun."""
+    lines = [line for line in evidence.decode if line.get("input_tok_s") and line.get("gen_tok_s")]
+    if len(lines) < LASTING_MIN or len(lines) < len(evidence.decode):
+        return None
+    if any((line.get("input_tok_s") or 0) < FILLING_RATIO * (line.get("gen_tok_s") or 0) for line in lines):
+        return None
+    queue = [line.get("queue_reqs") or 0 for line in lines]
+    rates = [line.get("input_tok_s") or 0 for line in lines]
+    if queue == sorted(set(queue)) and max(rates) < 1.05 * min(rates):
+        sentence = "prompts come faster than they can be worked: the queue grows at a steady prompt rate"
+        return reading(_S, "saturated", sentence, "do not raise the load further")
+    if [line.running for line in lines] == sorted({line.running for line in lines}):
+        sentence = "the level is still filling: prompts are worked, and more run from line to line"
+        return reading(_S, "window-spans-gap", sentence, "wait until the prompt rate falls", action=Action.WAIT)
+    return None
+
+
 def _capped(evidence: Evidence) -> Reading | None:
     """More wait than run although the pool has room: a limit on running requests, the engine's own or ours."""
     context = evidence.context
-    for line in reversed(_loads(evidence)):
+    for line in reversed(evidence.loads):
         queued = line.get("queue_reqs") or 0
         caps = {v for row in evidence.lines if (v := row.get("max_running_reqs"))}
         at_cap = line.running in caps
@@ -208,29 +247,20 @@ def _capped(evidence: Evidence) -> Reading | None:
 def _admits_fewer(evidence: Evidence) -> Reading | None:
     """What the server says that it admits is less than the level offers."""
     context = evidence.context
-    each = [v for line in evidence.lines if (v := line.get("admitted_per_rank_reqs"))]
-    caps = [v for line in evidence.lines if (v := line.get("max_running_reqs"))]
-    if context.phase != "level" or not context.concurrency or "server-info" not in evidence.sources:
+    each = [v for line in evidence.lines if (v := line.get("max_running_reqs"))]
+    if context.phase != "level" or not context.concurrency or not each or "server-info" not in evidence.sources:
         return None
-    admitted = min(each) * (context.dp_size or 1) if each else min(caps, default=context.concurrency)
+    admitted = min(each) * (context.dp_size or 1)
     if admitted >= context.concurrency:
         return None
     sentence = f"{admitted:.0f} requests are admitted of the {context.concurrency} that the level offers"
     return reading(_S, "admission-cap", sentence, "set max-running-requests to the level's concurrency and repeat")
 
 
-def _loads(evidence: Evidence) -> tuple[Line, ...]:
-    """The lines that state a load; a scrape states it on several lines, which are one."""
-    if evidence.decode or "metrics" not in evidence.sources:
-        return evidence.decode
-    totals = evidence.totals()
-    return (Line(0, "", totals, evidence.lines[0].known),) if totals and evidence.lines else ()
-
-
 def _unoffered(evidence: Evidence) -> Reading | None:
     """Fewer run than the level offers and none waits: the load does not reach the server."""
     context = evidence.context
-    lines = _loads(evidence)
+    lines = evidence.loads
     wanted = context.concurrency
     lasting = len(lines) >= ALIKE_MIN or (context.windows_alike or 0) >= ALIKE_MIN
     if context.phase != "level" or wanted is None or not lines or not lasting or context.load_falling:
@@ -325,6 +355,14 @@ def _prefilling(evidence: Evidence) -> Reading | None:
     return reading(_S, "none", "a prompt is being worked piece by piece", action=Action.WAIT, evidence=(last.text,))
 
 
+def _lifetime(evidence: Evidence) -> Reading | None:
+    """An average since the server was born says nothing of this level."""
+    if evidence.context.counters != "since-start" or "avg_spec_accept_length" not in evidence.text:
+        return None
+    advice = "take differences of counters, the level's own lines, or the replies' figures"
+    return reading(_S, "metric-scope", "the accept length is an average over the server's life", advice)
+
+
 def _ranks(evidence: Evidence) -> Reading | None:
     ranks = {line.rank for line in evidence.lines if line.rank}
     asked = evidence.context.requests_dp_rank
@@ -346,8 +384,28 @@ def _noise(evidence: Evidence) -> Reading | None:
 
 
 SERVING = (
-    *(_hot, _unlogged, _leaked, _unservable, _collapsed, _wrong_text, _defect, _starved, _slots, _kv_pressure),
-    *(speculation.drafting_baseline, speculation.switched_off, speculation.broken, _capped, _admits_fewer, _unoffered),
+    *(
+        _hot,
+        _unlogged,
+        _leaked,
+        _unservable,
+        _cut_off,
+        _collapsed,
+        _wrong_text,
+        _defect,
+        _starved,
+        _slots,
+        _kv_pressure,
+    ),
+    *(
+        speculation.drafting_baseline,
+        speculation.switched_off,
+        speculation.broken,
+        _filling,
+        _capped,
+        _admits_fewer,
+        _unoffered,
+    ),
     *(_compiled_meanwhile, _graphs_off, speculation.simulated, speculation.by_class, speculation.builds),
     *(*COMPARING, _neighbour),
     *(speculation.no_sample, speculation.inactive, speculation.adaptive, speculation.mismatched),
@@ -358,6 +416,7 @@ SERVING = (
         _gap,
         speculation.too_small,
         _prefilling,
+        _lifetime,
         _ranks,
         _noise,
     ),

@@ -100,7 +100,7 @@ def switched_off(evidence: Evidence) -> Reading | None:
     off_from = evidence.context.spec_off_from_batch
     if not off_from:
         return None
-    above = [line for line in evidence.decode if line.running >= off_from]
+    above = [line for line in evidence.loads if line.running >= off_from]
     if not above or any((line.get("accept_len_tokens") or 1.0) > 1 + BROKEN_WITHIN for line in above):
         return None
     return reading(_S, "by-design", f"no drafts are made from {off_from} running requests up, as configured")
@@ -131,9 +131,15 @@ def barely_tried(evidence: Evidence) -> Reading | None:
 
 def _unaccepted(evidence: Evidence) -> tuple[tuple[Line, ...], float]:
     """The lines on acceptance if all of them say that nothing was accepted, and the verify steps behind them."""
-    lines = evidence.having("accept_len_tokens")
-    lengths = [line.get("accept_len_tokens") or 0.0 for line in lines]
-    if not lines or not evidence.speculates or max(lengths) > 1 + BROKEN_WITHIN:
+    lines = tuple(
+        line
+        for line in evidence.lines
+        if line.get("accept_len_tokens") is not None
+        or (line.get("drafted_tokens") and line.get("accept_rate_ratio") == 0)
+    )
+    lengths = [line.get("accept_len_tokens") or 1.0 for line in lines]
+    accepted = sum(line.get("accepted_tokens") or 0 for line in lines)
+    if not lines or not evidence.speculates or max(lengths) > 1 + BROKEN_WITHIN or accepted:
         return (), 0.0
     return lines, _verify_steps(evidence, lines)
 
@@ -179,11 +185,12 @@ def baseline(evidence: Evidence) -> Reading | None:
         return None
     measured = evidence.context.baseline
     wanted = evidence.context.concurrency
-    if any(arm.plain for arm in evidence.context.arms) or (measured and (wanted is None or str(wanted) in measured)):
+    if evidence.gains() or (measured and (wanted is None or str(wanted) in measured)):
         return None
+    state = _S if evidence.observed else State.UNOBSERVED
     missing = "no plain server was measured" if not measured else f"no plain server was measured at {wanted}"
     return reading(
-        _S,
+        state,
         "baseline-mismatch",
         f"{missing}, so nothing can be said of speculation",
         "measure the plain server at the same concurrency first",

@@ -47,9 +47,13 @@ _RESOLVED = re.compile(
     r"was reduced from (?:the )?requested|size reduced from \d+ to|is adjusted to|Unknown vLLM environment variable"
     r"|[Aa]ttention backend not"
     r"|max_model_len .{0,40}(?:reduced|capped)|fall(?:ing|s)? back to .{0,40}(?:backend|runner)|will be ignored"
-    r"|n_ctx_slot .{0,40}capping|does not yet support"
+    r"|n_ctx_slot .{0,40}capping|does not yet support|[Ff]alling back to V\d"
 )
-_DRIVER_FAULT = re.compile(r"\bXid\b|GPU is probably locked|fallen off the bus|uncorrectable ECC|GPU is lost")
+_DRAFTER_FLAG = "--speculative-draft-model-path"
+_DRIVER_FAULT = re.compile(
+    r"\bXid\b|GPU is probably locked|fallen off the bus|uncorrectable ECC|GPU is lost"
+    r"|Unable to determine the device handle|No devices were found"
+)
 _P2P_HINT = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL")
 SPEC_DEFAULT_CAP = 48  # SGLang 0.4.6 to 0.5.23 under speculation, where --max-running-requests is not given
 
@@ -164,6 +168,15 @@ def _in_context(evidence: Evidence, found: Diagnosis) -> Diagnosis:
             "another process holds the GPU's memory",
             "launch again once the memory is back; look with nvidia-smi",
             found.evidence,
+        )
+    last = last_stage(evidence)
+    if found.cause == "collective-timeout" and last is not None and last.stage is Stage.WEIGHTS and not last.ended:
+        advice = "put the model on a fast local disk, or load once to warm the page cache; then launch again"
+        return Diagnosis("rank-skew", "ranks timed out while one still loaded its weights", advice, found.evidence)
+    if found.cause == "unknown" and context.speculates and _DRAFTER_FLAG in context.args_absent:
+        advice = f"give the drafter's path ({_DRAFTER_FLAG}): without it the target is taken for its own drafter"
+        return Diagnosis(
+            "bad-flag-combination", "the method needs a drafter and none was given", advice, found.evidence
         )
     if found.cause == "unknown" and context.host.oom_killer:
         return Diagnosis("host-oom", "the host's OOM killer ended a process of the server", "", found.evidence)
@@ -300,8 +313,6 @@ def _limits(evidence: Evidence) -> Reading | None:
         sentence = "the engine took CUDA graphs back that were asked for or are its default"
         advice = "use an attention backend that captures them with speculation, or judge without"
         return reading(state, "graphs-off", sentence, advice, evidence=(lost,))
-    if differs := _cap_differs(evidence):
-        return reading(state, "effective-differs", differs, "believe the start's own summary line, not the docs")
     if resolved := next((line.text for line in evidence.lines if _RESOLVED.search(line.text)), None):
         sentence = "the server resolved a setting to another value than the one asked for"
         ours = any(name in resolved for name in context.env) or any(
@@ -310,6 +321,13 @@ def _limits(evidence: Evidence) -> Reading | None:
         advice = "it has no effect as it is: take it away, or use what replaced it"
         action = Action.FIX_FLAGS if ours else None
         return reading(state, "effective-differs", sentence, advice, action=action, evidence=(resolved,))
+    for line in evidence.having("kv_tokens", "context_tokens"):
+        if (line.get("kv_tokens") or 0) < (line.get("context_tokens") or 0):
+            sentence = f"the KV pool holds {line.get('kv_tokens'):.0f} tokens, less than one context"
+            advice = "raise the memory fraction, or shrink the context or the drafter"
+            return reading(state, "kv-too-small", sentence, advice, evidence=(line.text,))
+    if differs := _cap_differs(evidence):
+        return reading(state, "effective-differs", differs, "believe the start's own summary line, not the docs")
     return None
 
 
@@ -378,7 +396,8 @@ def _survived(evidence: Evidence) -> Reading | None:
     if not noise:
         return None
     state = State.READY if _is_ready(evidence) else State.LOADING
-    return reading(state, "benign-noise", "frightening words that ended nothing", evidence=noise)
+    action = Action.KEEP if state is State.READY else None
+    return reading(state, "benign-noise", "frightening words that ended nothing", action=action, evidence=noise)
 
 
 def _is_ready(evidence: Evidence) -> bool:
