@@ -12,6 +12,7 @@ from autotuner.engines.figures import Figures, columns, figures, row
 from autotuner.engines.logtext import clean_line
 from autotuner.engines.vocabulary import CAUSES, Action, State
 
+_WAYS = {"offline", "online", "serving", "server", "closed-loop", "open-loop", "static-batch"}
 NEAR_RATIO = 0.03  # gains and losses below this are within what hosts vary by between launches
 # Words that sound like a failure; a logger of uvicorn's is named so whatever it says.
 FRIGHTENING = re.compile(
@@ -19,7 +20,7 @@ FRIGHTENING = re.compile(
     r"|destroy_process_group|Performance might be sub-?optimal|Using default MoE",
     re.IGNORECASE,
 )
-_DP_RANK = re.compile(r"\bDP(\d+)\b|\bEngine (\d+): |\bengine=\"(\d+)\"|\bdp_rank=\"(\d+)\"")
+_DP_RANK = re.compile(r"\"dp_rank\"\s*:\s*(\d+)|\bDP(\d+)\b|\bEngine (\d+): |\bengine=\"(\d+)\"|\bdp_rank=\"(\d+)\"")
 _TP_RANK = re.compile(r"\bTP(\d+)\b|\btp_rank=\"(\d+)\"")
 # Counted things add up over time; levels do not: of those the last one is the one in force.
 _COUNTED = ("accepted_tokens", "drafted_tokens", "drafts_count", "emitted_tokens", "verify_count", "new_tokens")
@@ -124,6 +125,12 @@ class Evidence:
         )
 
     @property
+    def ranks(self) -> frozenset[str]:
+        """Every data-parallel rank that is named, several on one line included."""
+        found = (group for match in _DP_RANK.finditer(self.text) for group in match.groups())
+        return frozenset(group for group in found if group is not None)
+
+    @property
     def loads(self) -> tuple[Line, ...]:
         """The lines that state a load; a scrape states it on several lines, which are one."""
         if self.decode or "metrics" not in self.sources or not self.lines:
@@ -148,6 +155,10 @@ class Evidence:
         plain = [arm for arm in self.arms if arm.plain and _speed(arm)]
         found = []
         for arm in self.arms:
+            this = arm.speed_vs_this_ratio
+            if arm.plain and this and self.speculates:
+                found.append(Gain(self._this(), 1 / this))
+                continue
             ratio = _stated_gain(arm)
             if ratio is None and not arm.plain and arm.speculation is not None and (speed := _speed(arm)):
                 base = next((p for p in plain if _same_load(arm, p)), None)
@@ -155,6 +166,15 @@ class Evidence:
             if ratio is not None:
                 found.append(Gain(arm, ratio))
         return tuple(found)
+
+    def _this(self) -> Arm:
+        """The candidate that the lines are of, as a row."""
+        length = next((v for line in self.lines if (v := line.get("accept_len_tokens"))), None)
+        known = self.context
+        return Arm(
+            speculation=known.speculation or "on", concurrency=known.concurrency, num_steps=known.num_steps,
+            accept_len_tokens=length,
+        )  # fmt: skip
 
     def totals(self) -> Figures:
         """Figures over the lines of one server: data-parallel ranks added, tensor-parallel copies counted once.
@@ -249,6 +269,11 @@ def gather(engine: str, version: str, log: str, context: Context) -> Evidence:
     return Evidence(engine, version, context, tuple(lines), "\n".join(line.text for line in lines))
 
 
+def way_of_measuring(arm: Arm) -> str | None:
+    """The row's mode if it names how was measured; a mode may as well be the method's own name, which is no load."""
+    return arm.mode if arm.mode in _WAYS else None
+
+
 def _speed(arm: Arm) -> float | None:
     """Higher is better: a rate, or the inverse of a time per token."""
     if arm.speed is not None:
@@ -272,7 +297,8 @@ def _same_load(arm: Arm, plain: Arm) -> bool:
         (arm.context_tokens, plain.context_tokens),
         (arm.tp_size, plain.tp_size),
         (arm.build, plain.build),
-        (arm.mode, plain.mode),
+        (arm.engine, plain.engine),
+        (way_of_measuring(arm), way_of_measuring(plain)),
         (arm.power_cap_w, plain.power_cap_w),
     )
     return all(a is None or b is None or a == b for a, b in pairs)

@@ -99,9 +99,8 @@ def _spread(evidence: Evidence) -> Reading | None:
     if max(later) - min(later) < SPREAD_RATIO * sum(speeds) / len(speeds) or later == sorted(later, reverse=True):
         return None
     sentence = f"repeats of the same work lie between {min(speeds):g} and {max(speeds):g}"
-    return reading(
-        _state(evidence), "host-contention", sentence, "bind the workers to cores, see who else runs, repeat"
-    )
+    advice = "repeat on several launches: the unit of repetition is the launch; see who else runs on the host"
+    return reading(_state(evidence), "sample-too-small", sentence, advice, action=Action.REMEASURE)
 
 
 def _depths(evidence: Evidence) -> Reading | None:

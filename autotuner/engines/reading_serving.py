@@ -60,7 +60,8 @@ def _neighbour(evidence: Evidence) -> Reading | None:
     rates = [line.get("gen_tok_s") or 0.0 for line in lines if line.running == lines[0].running]
     rates = rates or [arm.speed for arm in context.arms if arm.run is not None and arm.speed]
     changed = len(rates) > 1 and rates[0] > CHANGED_RATIO * rates[-1]
-    same = "boot" in context.same and "load" in context.same
+    quiet = not evidence.having("new_tokens") and not any(line.known.after for line in evidence.lines)
+    same = ("boot" in context.same and "load" in context.same) or (context.recovered_after_s is not None and quiet)
     if not changed or not (same or foreign):
         return None
     if foreign:
@@ -131,8 +132,11 @@ def _collapsed(evidence: Evidence) -> Reading | None:
 def _wrong_text(evidence: Evidence) -> Reading | None:
     if evidence.context.output_text not in {"empty", "one-repeated-token"}:
         return None
+    if any((line.get("reasoning_tokens") or 0) >= (line.get("completion_tokens") or 1) for line in evidence.lines):
+        sentence = "all of its tokens are in the reasoning channel, where no text is looked for"
+        return reading(_S, "metric-scope", sentence, "count the tokens of usage; allow more of them for an answer")
     advice = "do not serve it; forced NCCL protocols and lossy settings are the first suspects"
-    return reading(_S, "output-corrupt", f"the generated text is {evidence.context.output_text}", advice)
+    return reading(State.DEGRADED, "output-corrupt", f"the generated text is {evidence.context.output_text}", advice)
 
 
 def _defect(evidence: Evidence) -> Reading | None:
@@ -321,6 +325,19 @@ def _hit_pct(line: Line) -> float:
     return max(line.get("prefix_hit_pct") or 0.0, line.get("external_hit_pct") or 0.0)
 
 
+def _idle(evidence: Evidence) -> Reading | None:
+    """Nothing runs and nothing was to run: what is printed or kept from before says nothing of now."""
+    context = evidence.context
+    if context.phase != "idle" or context.in_flight_reqs or not evidence.loads:
+        return None
+    if evidence.loads[-1].running > 0:
+        return None
+    if "metrics" in evidence.sources:
+        sentence = "gauges keep the last window they saw, and nothing runs"
+        return reading(_S, "metric-scope", sentence, "use counters", action=Action.IGNORE)
+    return reading(_S, "window-spans-gap", "the server is idle", "leave these lines out", action=Action.IGNORE)
+
+
 def _gap(evidence: Evidence) -> Reading | None:
     """The first line after idle or after a prefill covers time in which nothing was decoded."""
     clean = [v for line in evidence.decode if line.known.after is None and (v := line.get("gen_tok_s"))]
@@ -364,7 +381,7 @@ def _lifetime(evidence: Evidence) -> Reading | None:
 
 
 def _ranks(evidence: Evidence) -> Reading | None:
-    ranks = {line.rank for line in evidence.lines if line.rank}
+    ranks = evidence.ranks
     asked = evidence.context.requests_dp_rank
     if asked is not None and ranks - {str(asked)}:
         sentence = f"only rank {asked} served the requests; other ranks' figures are older or of others"
@@ -408,9 +425,16 @@ SERVING = (
     ),
     *(_compiled_meanwhile, _graphs_off, speculation.simulated, speculation.by_class, speculation.builds),
     *(*COMPARING, _neighbour),
-    *(speculation.no_sample, speculation.inactive, speculation.adaptive, speculation.mismatched),
+    *(
+        speculation.unlike_itself,
+        speculation.no_sample,
+        speculation.inactive,
+        speculation.adaptive,
+        speculation.mismatched,
+    ),
     *(
         speculation.barely_tried,
+        _idle,
         _cached,
         speculation.baseline,
         _gap,

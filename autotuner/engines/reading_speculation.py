@@ -1,8 +1,11 @@
 """Readings of speculation in a server that answers: whether anything is drafted, accepted, and comparable."""
 
 import re
+from collections.abc import Callable
+from itertools import pairwise
 
-from autotuner.engines.evidence import Evidence, Line, Reading, reading
+from autotuner.engines.context import Arm
+from autotuner.engines.evidence import Evidence, Line, Reading, reading, way_of_measuring
 from autotuner.engines.vocabulary import State
 
 BROKEN_WITHIN = 0.005  # 1.00 as printed, two decimals
@@ -11,6 +14,7 @@ STEPS_A_WINDOW = 40  # SGLang's default decode-log-interval
 MISMATCH_LEN = 1.1  # with many drafts and nearly nothing accepted, the drafter reads other features than it learnt
 MISMATCH_DRAFTED = 1000
 DRAFTED_MIN = 100
+SELF_TEST_RATIO = 1.25
 CLASS_RATIO = 1.3  # accept lengths of two classes of prompts that differ by more are not one figure
 
 _S = State.SERVING
@@ -51,14 +55,35 @@ def by_class(evidence: Evidence) -> Reading | None:
 def builds(evidence: Evidence) -> Reading | None:
     """Accept length by build of the engine: a release may have changed it."""
     lengths: dict[str, float] = {}
-    for line in evidence.having("accept_len_tokens"):
-        if line.known.build:
-            lengths.setdefault(line.known.build, line.get("accept_len_tokens") or 0.0)
+    counted: dict[str, dict[str, float]] = {}
+    for line in evidence.lines:
+        if line.known.build and (length := line.get("accept_len_tokens")):
+            lengths.setdefault(line.known.build, length)
+        for name in ("accepted_tokens", "drafts_count"):
+            if line.known.build and (value := line.get(name)):
+                counted.setdefault(line.known.build, {}).setdefault(name, value)
+    for build, of in counted.items():
+        if len(of) == len(("accepted", "drafts")):
+            lengths.setdefault(build, 1 + of["accepted_tokens"] / of["drafts_count"])
     if len(lengths) < 2 or max(lengths.values()) < 1.05 * min(lengths.values()):
         return None
     shown = ", ".join(f"{build} {value:.2f}" for build, value in lengths.items())
     sentence = f"accept length differs between builds of the engine: {shown}"
     return reading(_S, "engine-regression", sentence, "pin the build, and compare again on both")
+
+
+def unlike_itself(evidence: Evidence) -> Reading | None:
+    """A step counts only if it had drafts (vLLM): then accepted + drafts a second is less than what was generated."""
+    for load, spec in pairwise(evidence.lines):
+        rate, accepted, drafted = load.get("gen_tok_s"), spec.get("accepted_tok_s"), spec.get("drafted_tok_s")
+        depth = evidence.context.depth
+        if not rate or accepted is None or drafted is None or not depth or spec.rank not in {"", load.rank}:
+            continue
+        if rate > SELF_TEST_RATIO * (accepted + drafted / depth):
+            sentence = f"{rate:g} tok/s were generated, {accepted + drafted / depth:.0f} by steps that drafted"
+            advice = "most steps had no draft and are not counted: take tokens a step from the generated tokens"
+            return reading(_S, "metric-scope", sentence, advice, evidence=(load.text, spec.text))
+    return None
 
 
 def no_sample(evidence: Evidence) -> Reading | None:
@@ -87,7 +112,8 @@ def inactive(evidence: Evidence) -> Reading | None:
         for line in evidence.lines
         for name in ("accept_len_tokens", "drafted_tokens", "drafts_count", "accepted_tokens")
     )
-    if not context.speculates or seen or not (evidence.decode or evidence.having("completion_tokens")):
+    served = evidence.decode or evidence.having("completion_tokens") or context.requests_done
+    if not context.speculates or seen or not served:
         return None
     if evidence.engine == "vllm" and "metrics" not in evidence.sources:
         return None  # its line on speculation is a line of its own, which may not be among these
@@ -181,7 +207,9 @@ def adaptive(evidence: Evidence) -> Reading | None:
 
 def baseline(evidence: Evidence) -> Reading | None:
     """No plain server was measured under this load."""
-    if evidence.context.baseline is None or not evidence.speculates:
+    rows = evidence.context.arms
+    apart = _disjoint(rows, way_of_measuring) or _disjoint(rows, lambda arm: arm.engine)
+    if (evidence.context.baseline is None and not apart) or not (evidence.speculates or apart):
         return None
     measured = evidence.context.baseline
     wanted = evidence.context.concurrency
@@ -215,6 +243,13 @@ def drafting_baseline(evidence: Evidence) -> Reading | None:
         "start it without speculation and see that no drafts are reported",
         evidence=tuple(drafts),
     )
+
+
+def _disjoint(rows: tuple[Arm, ...], of: Callable[[Arm], str | None]) -> bool:
+    """Whether the plain rows and the speculative ones have nothing in common in this respect, as far as it is known."""
+    plain = {of(arm) for arm in rows if arm.plain}
+    drafting = {of(arm) for arm in rows if not arm.plain and arm.speculation is not None}
+    return bool(plain and drafting) and not (plain & drafting) and None not in (plain | drafting)
 
 
 def too_small(evidence: Evidence) -> Reading | None:

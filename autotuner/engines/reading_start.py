@@ -38,6 +38,7 @@ _NO_IMPLEMENTATION = re.compile(
     r"no implementations specified for speculative|failed to initialize speculative decoding context"
     r"|speculative decoding (?:is )?(?:not supported|disabled|not enabled|turned off)|[Ii]gnoring speculative"
 )
+_VOCABULARY = re.compile(r"vocab\w*.{0,40}(?:must match|mismatch|does not match)")
 _SLOTS = re.compile(r"is capped to \d+ by the mamba state cache|state cache is too small")
 _GRAPHS_LOST = re.compile(
     r"setting cudagraph_mode=(?:PIECEWISE|NONE)|[Cc](?:uda|UDA) ?graphs? (?:is|are|will be) disabled|cudagraph.{0,40}overrid"
@@ -78,7 +79,12 @@ def _own_stop(evidence: Evidence) -> Reading | None:
 def _host_gone(evidence: Evidence) -> Reading | None:
     if not evidence.context.host.rebooted:
         return None
-    return reading(State.CRASHED, "host-down", "the host rebooted under the server", "launch it again")
+    return reading(
+        State.CRASHED,
+        "host-down",
+        "the host rebooted under the server",
+        "find out why (power, heat, PCIe) before the queue goes on",
+    )
 
 
 def _gpu_fault(evidence: Evidence) -> Reading | None:
@@ -290,6 +296,13 @@ def _inactive(evidence: Evidence) -> Reading | None:
     said = next((line.text for line in evidence.lines if _NO_IMPLEMENTATION.search(line.text)), None)
     if said is None:
         return None
+    state = State.READY if _is_ready(evidence) else State.LOADING
+    unlike = next((line.text for line in evidence.lines if _VOCABULARY.search(line.text)), None)
+    if unlike is not None and '"speculative":' not in evidence.text:
+        sentence = "drafter and target have different vocabularies, and it serves without speculation"
+        return reading(
+            state, "draft-mismatch", sentence, "use a drafter of the target's own family", evidence=(unlike,)
+        )
     advice = "name the method (llama-server: --spec-type), or use a drafter that fits; do not benchmark it as it is"
     state = State.READY if _is_ready(evidence) else State.LOADING
     return reading(

@@ -30,6 +30,12 @@ DRAFT_SIGNATURES = (
 SIGNATURES = (
     signature(
         "unsupported",
+        r"type=literal_error",
+        "this vLLM does not know the value of an option",
+        "use another release, or one of the values it lists; it says nothing of the method's speed",
+    ),
+    signature(
+        "unsupported",
         r"error: argument \S+ invalid choice|[Uu]n(?:known|supported) speculative|is not a valid speculative",
         "this vLLM does not know the value of a flag",
         "use a newer vLLM, or one of the values it lists; it says nothing of the method's speed",

@@ -79,7 +79,7 @@ CAUSES: dict[str, Cause] = {
     "gpu-fault": Cause("a hardware or driver fault", _A.STOP_SWEEP),
     "graphs-off": Cause("decoding ran without CUDA graphs", _A.FIX_FLAGS),
     "host-contention": Cause("step time changed because of memory pressure, clocks or neighbours", _A.REMEASURE),
-    "host-down": Cause("the host lost power or rebooted", _A.RELAUNCH_SAME),
+    "host-down": Cause("the host lost power or rebooted", _A.STOP_SWEEP),
     "host-oom": Cause("the host ran out of memory and a process was killed", _A.FIX_FLAGS),
     "io-stall": Cause("a process waits for storage that does not deliver", _A.FIX_FLAGS),
     "jit-compile": Cause("kernels are being compiled", _A.WAIT),
