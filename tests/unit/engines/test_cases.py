@@ -1,6 +1,7 @@
 """Situations that operators have met, each with the one right reading: state, cause, action and figures.
 
-Those up to 099 came first. The others were written by five authors who did not know the readers, which were scored on each batch
+Those up to 099 came first. The others were written by authors who did not know the readers; each batch was scored before
+it was looked at, and what was missed was then mended by its kind.
 """
 
 import tomllib
