@@ -15,8 +15,8 @@ from autotuner.engines.reading import judge
 from autotuner.engines.vocabulary import CAUSES
 from autotuner.errors import InvalidInput, Problem
 
-HEAD_BYTES = 1 << 18  # of a long log: how it started ...
-TAIL_BYTES = 1 << 19  # ... and how it is now
+HEAD_BYTES = 1 << 17  # of a long log: how it started ...
+TAIL_BYTES = 1 << 18  # ... and how it is now
 EVIDENCE_SHOWN = 6
 _ENGINES = (
     ("sglang", re.compile(r"sglang|(?:Decode|Prefill) batch|fired up and ready to roll|server_args=")),

@@ -6,6 +6,7 @@ or loads that differ.
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from autotuner.engines.context import Arm, Context, LineKnown
 from autotuner.engines.figures import Figures, columns, figures, row
@@ -91,9 +92,9 @@ class Gain:
     ratio: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Evidence:
-    """Everything a reading is a function of."""
+    """Everything a reading is a function of. What many rules ask for is worked out once."""
 
     engine: str
     version: str
@@ -115,7 +116,7 @@ class Evidence:
         """The lines that have all of these figures."""
         return tuple(line for line in self.lines if all(line.get(name) is not None for name in names))
 
-    @property
+    @cached_property
     def decode(self) -> tuple[Line, ...]:
         """The lines that report decoding: a load and a rate, or a graph flag."""
         return tuple(
@@ -124,13 +125,13 @@ class Evidence:
             if line.graph is not None or (line.get("gen_tok_s") is not None and line.get("running_reqs") is not None)
         )
 
-    @property
+    @cached_property
     def ranks(self) -> frozenset[str]:
         """Every data-parallel rank that is named, several on one line included."""
         found = (group for match in _DP_RANK.finditer(self.text) for group in match.groups())
         return frozenset(group for group in found if group is not None)
 
-    @property
+    @cached_property
     def loads(self) -> tuple[Line, ...]:
         """The lines that state a load; a scrape states it on several lines, which are one."""
         if self.decode or "metrics" not in self.sources or not self.lines:
@@ -145,7 +146,7 @@ class Evidence:
             return self.context.speculates
         return any(line.get("accept_len_tokens") is not None or line.get("drafted_tokens") for line in self.lines)
 
-    @property
+    @cached_property
     def arms(self) -> tuple[Arm, ...]:
         """Our own measurements: the rows given, the baseline table, and the servers that lines name."""
         return (*self.context.arms, *self._baseline_arms(), *self._line_arms(), *self._window_arms())

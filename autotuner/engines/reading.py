@@ -13,7 +13,7 @@ from autotuner.engines.reading_arms import COMPARING
 from autotuner.engines.reading_client import CLIENT
 from autotuner.engines.reading_serving import SERVING
 from autotuner.engines.reading_speculation import baseline
-from autotuner.engines.reading_start import ENDED, STARTING, starting
+from autotuner.engines.reading_start import ENDED, RESOLVED, STARTING, starting
 from autotuner.engines.vocabulary import State
 
 Rule = Callable[[Evidence], Reading | None]
@@ -37,6 +37,8 @@ def judge(evidence: Evidence) -> Reading:
         if found is not None:
             return found
     found = _first(SERVING, evidence)
+    if found is None and evidence.context.phase is None:
+        found = _first(RESOLVED, evidence)  # a piece of a start, of which nobody said that it is one
     return found or reading(State.SERVING, "none", "nothing here speaks against the figures")
 
 

@@ -428,4 +428,5 @@ def last_stage(evidence: Evidence) -> StageSeen | None:
 
 
 ENDED = (_own_stop, _host_gone, _gpu_fault, _no_fraction_fits, _died, _silent_output, _storage_stalls, _stuck)
-STARTING = (_inactive, _limits, _all_reduce, _survived, _ready, _loading)
+RESOLVED = (_inactive, _limits)
+STARTING = (*RESOLVED, _all_reduce, _survived, _ready, _loading)

@@ -1,5 +1,7 @@
 """Stages of a start as any engine's lines show them, and how long each may be silent."""
 
+from functools import lru_cache
+
 from autotuner.engines import engine_for
 from autotuner.engines.base import Stage, StageSeen
 from autotuner.engines.evidence import Evidence
@@ -7,6 +9,7 @@ from autotuner.engines.evidence import Evidence
 _NAMES = {"llama.cpp": "llamacpp"}
 
 
+@lru_cache(maxsize=4)  # many rules ask, of one evidence
 def stages_of(evidence: Evidence) -> tuple[StageSeen, ...]:
     """Given the evidence, return the stages its lines prove, in order; a line may be of another engine than the case."""
     own = _NAMES.get(evidence.engine, evidence.engine)
