@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow test-vllm check format install-service clean
+.PHONY: help install demo test test-slow test-vllm bench-readers fuzz check format install-service clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
@@ -30,6 +30,16 @@ test-slow: $(STAMP) ## run the long tests too (minutes each)
 test-vllm: $(STAMP) ## run the tests on real vLLM on the CPU, in a .venv-vllm of its own (4 GB; minutes)
 	@$(PYTHON) tests/vllm/setup.py
 	$(BIN)/python -m pytest -m vllm
+
+bench-readers: $(STAMP) ## measure how fast logs are read, and in how much memory
+	$(BIN)/python benchmarks/readers.py
+	$(BIN)/python benchmarks/readers.py --gib 1
+
+FUZZ_S ?= 600
+fuzz: $(STAMP) ## fuzz every reader of a server's output for FUZZ_S seconds (600; x86-64 Linux, up to Python 3.13)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[fuzz]'
+	$(BIN)/python tests/fuzz/corpus.py $(VENV)/fuzz-corpus
+	$(BIN)/python tests/fuzz/fuzz_readers.py -max_total_time=$(FUZZ_S) -max_len=16384 -artifact_prefix=$(VENV)/ $(VENV)/fuzz-corpus
 
 check: $(STAMP) ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """Every reader of a server's output under random and mutated bytes, guided by coverage (atheris).
 
-    make fuzz                     ten minutes, from the recordings and the field cases
-    python tests/fuzz/fuzz_readers.py -max_total_time=60 CORPUS...
+    make fuzz                ten minutes, from the recordings and the field cases
+    make fuzz FUZZ_S=60
 
 Beside "no crash" it holds one property: the fast way through a log says what the engine's own reader says.
 """
