@@ -16,7 +16,7 @@ from autotuner.core.candidate import Candidate
 from autotuner.core.facts import level_facts, server_facts
 from autotuner.core.gather import Gather, LevelPlan, baseline_steps
 from autotuner.core.objective import weights_of
-from autotuner.core.policy import Facts, Fired, Watch, When, holding
+from autotuner.core.policy import ENDS_LEVEL, Facts, Fired, Watch, When, holding
 from autotuner.core.verdict import LevelReading, LevelResult
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
@@ -31,7 +31,6 @@ from autotuner.errors import HostError
 IDLE_WAIT_S = 15.0  # requests of an earlier level that the server has not given up yet
 EXTEND_MAX = 3.0  # a level may last this many times its time where a rule asks for more evidence
 FEW_ANSWERS_MAX = 2.0  # and this many times where fewer requests were answered than run at once
-ENDS_LEVEL = {"skip-level", "abandon", "quarantine", "void"}
 
 
 async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
@@ -48,7 +47,9 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
             ctx.store.update_trial(action.trial_id, ended=fired.model_dump_json())
         return
     result = level.judge(samples)
-    ctx.store.put_result(action.trial_id, result, level.evidence(samples))
+    with ctx.store.transaction():
+        ctx.store.keep_policies(ctx.policies)
+        ctx.store.put_result(action.trial_id, result, level.evidence(samples))
     ctx.live = Live(stage="measured", level=action.level, output_tok_s=result.figures.output_tok_s)
 
 

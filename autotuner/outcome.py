@@ -17,7 +17,7 @@ from autotuner.core.statistics import launch_noise
 from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, judge
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
-from autotuner.edge.rows import LaunchRow, Trial, judgement_columns
+from autotuner.edge.rows import BASIS, LaunchRow, Trial, judgement_columns
 from autotuner.engines.base import Diagnosis
 
 _DIAGNOSIS = TypeAdapter(Diagnosis)
@@ -64,6 +64,7 @@ def conclude(ctx: SlotContext, trial_id: int) -> Judgement:
             entry=entry.number,
             ended_at=clock.utc_label(),
             busy_s=took_s(trial),
+            basis=BASIS.dump_json(so_far).decode(),
             **judgement_columns(judgement),
         )
         if judgement.promote:

@@ -1,4 +1,4 @@
-"""`journal`: show, follow and verify the journal's files."""
+"""`journal`: show, follow and verify the journal's files, and compute verdicts again."""
 
 from dataclasses import asdict
 
@@ -6,14 +6,20 @@ import click
 
 from autotuner.cli.common import State, json_option, open_settings, open_state, print_json
 from autotuner.core.entry import Entry, Flaw
+from autotuner.core.policy import Policy
+from autotuner.core.replay import Replayed
+from autotuner.core.replay import replay as replay_trial
+from autotuner.core.state import Verdict
+from autotuner.core.verdict import Judgement
 from autotuner.edge import clock
 from autotuner.edge.journal import compare_with_store, journal_files, read_entries
+from autotuner.edge.rows import Trial
 from autotuner.errors import JournalBroken, NotFound
 
 
 @click.group()
 def journal() -> None:
-    """Show, follow or verify the journal."""
+    """Show, follow or verify the journal, or compute its verdicts again."""
 
 
 @journal.command()
@@ -80,6 +86,50 @@ def verify(ctx: click.Context, as_json: bool) -> None:
         raise JournalBroken("the journal does not verify:\n" + "\n".join(f"  {flaw}" for flaw in flaws))
     if not as_json:
         click.echo(f"{len(entries)} entries intact in {len(files)} files; head {head[:16] or 'none'}")
+
+
+@journal.command()
+@click.argument("numbers", type=int, nargs=-1)
+@json_option
+@click.pass_context
+def replay(ctx: click.Context, numbers: tuple[int, ...], as_json: bool) -> None:
+    """Compute the verdicts of entries NUMBERS again from the recorded evidence; of all trials if none is named.
+
+    The rules look at the recorded facts again under the policy texts of that time, the figures are taken from the samples
+    again, and the verdict is judged again. Exit code 8 if anything comes out otherwise.
+
+    \b
+    Examples:
+      autotuner journal replay
+      autotuner journal replay 42
+    """
+    state = open_state(ctx)
+    trials = [trial for trial in state.store.trials() if trial.entry is not None and trial.verdict is not None]
+    unknown = set(numbers) - {trial.entry for trial in trials}
+    if unknown:
+        raise NotFound(f"no trial was concluded by entry {min(unknown)}; autotuner status lists the trials")
+    policies = state.store.kept_policies()
+    done = [
+        (trial, _replayed(state, trial, policies)) for trial in trials if not numbers or trial.entry in set(numbers)
+    ]
+    if as_json:
+        print_json([{"entry": t.entry, "trial": t.id, "name": t.name, **asdict(again)} for t, again in done])
+    for trial, again in [] if as_json else done:
+        said = "as recorded" if not again.differences else f"{len(again.differences)} differences"
+        click.echo(
+            f"{trial.entry:04d}  {trial.name}: {trial.verdict}, {again.levels} levels, {again.looks} looks: {said}"
+        )
+        for difference in again.differences:
+            click.echo(f"      {difference}")
+    if any(again.differences for _, again in done):
+        raise JournalBroken("not every verdict comes out as it was recorded")
+
+
+def _replayed(state: State, trial: Trial, policies: dict[str, Policy]) -> Replayed:
+    store = state.store
+    evidence = {r.concurrency: store.evidence(trial.id, r.concurrency) for r in store.results(trial.id)}
+    recorded = Judgement(Verdict(trial.verdict or ""), trial.promoted, trial.reasons, trial.score)
+    return replay_trial(store.basis(trial.id), recorded, evidence, policies)
 
 
 def check_journal(state: State) -> tuple[list[Entry], list[Flaw]]:

@@ -92,13 +92,14 @@ FACTS: tuple[FactDefinition, ...] = (
 FACT_BY_NAME = {fact.name: fact for fact in FACTS}
 
 
-_ENDS_LEVEL = frozenset({"abandon", "quarantine", "skip-level", "void", "propose"})
+ENDS_LEVEL = frozenset({"abandon", "quarantine", "skip-level", "void"})
+_OF_LEVEL = ENDS_LEVEL | {"propose"}
 # What a rule can do at each moment, and the groups of facts that are known then: anything else would silently never
 # happen, so it is refused when the file is read.
 MOMENTS: dict[When, tuple[frozenset[str], frozenset[str]]] = {
     "start": (frozenset({"abandon", "quarantine"}), frozenset({"server", "start"})),
-    "window": (_ENDS_LEVEL | {"extend"}, frozenset({"server", "trial", "candidate", "level", "best", "spec"})),
-    "level": (_ENDS_LEVEL, frozenset({"trial", "candidate", "level", "best", "spec"})),
+    "window": (_OF_LEVEL | {"extend"}, frozenset({"server", "trial", "candidate", "level", "best", "spec"})),
+    "level": (_OF_LEVEL, frozenset({"trial", "candidate", "level", "best", "spec"})),
     "next": (frozenset({"pause"}), frozenset({"budget"})),
     "trial": (frozenset({"pause"}), frozenset({"budget"})),
 }

@@ -22,6 +22,8 @@ MIGRATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "ALTER TABLE launches ADD COLUMN engine_version TEXT",
             "ALTER TABLE launches ADD COLUMN configuration TEXT",
+            "ALTER TABLE trials ADD COLUMN basis TEXT",
+            "CREATE TABLE IF NOT EXISTS policies (sha256 TEXT PRIMARY KEY, file TEXT NOT NULL, text TEXT NOT NULL)",
         ),
     ),
 }

@@ -12,7 +12,7 @@ from autotuner.core.effective import Configuration
 from autotuner.core.policy import Fired
 from autotuner.core.state import LaunchState, Purpose, TrialState, Verdict
 from autotuner.core.statistics import Interval
-from autotuner.core.verdict import Judgement
+from autotuner.core.verdict import Judgement, TrialSoFar
 from autotuner.engines.base import Diagnosis
 
 
@@ -101,6 +101,7 @@ def configuration_json(configuration: Configuration) -> str:
     return _CONFIGURATION.dump_json(configuration).decode()
 
 
+BASIS = TypeAdapter(TrialSoFar)
 _CONFIGURATION = TypeAdapter(Configuration)
 _FROM_JSON: dict[str, Callable[[str], Any]] = {
     "ended": Fired.model_validate_json,

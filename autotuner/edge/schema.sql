@@ -34,7 +34,8 @@ CREATE TABLE IF NOT EXISTS trials (
   begun_boot TEXT,
   begun_mono_s REAL,
   ended_at TEXT,
-  busy_s REAL NOT NULL DEFAULT 0
+  busy_s REAL NOT NULL DEFAULT 0,
+  basis TEXT                   -- core.verdict.TrialSoFar: what the verdict was made from; since schema 2
 );
 CREATE INDEX IF NOT EXISTS trials_by_state ON trials (slot, state);
 CREATE INDEX IF NOT EXISTS trials_by_candidate ON trials (slot, candidate_id, benchmark_hash);
@@ -46,6 +47,9 @@ CREATE TABLE IF NOT EXISTS results (
   evidence BLOB,               -- zlib-compressed JSON: windows, samples, the facts of each look
   PRIMARY KEY (trial_id, level)
 );
+
+-- The text of every policy that a level was looked at with, so that its verdict can be computed again; since schema 2.
+CREATE TABLE IF NOT EXISTS policies (sha256 TEXT PRIMARY KEY, file TEXT NOT NULL, text TEXT NOT NULL);
 
 CREATE TABLE IF NOT EXISTS launches (
   id TEXT PRIMARY KEY,

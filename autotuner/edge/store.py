@@ -14,10 +14,12 @@ from autotuner.bench.workload import Benchmark
 from autotuner.core.candidate import Candidate
 from autotuner.core.effective import Configuration
 from autotuner.core.entry import GENESIS, Draft, Entry, render
+from autotuner.core.policy import Policy, load_policy
+from autotuner.core.source import Source
 from autotuner.core.state import LaunchState, TrialState, launch_may, trial_may
-from autotuner.core.verdict import LevelResult
+from autotuner.core.verdict import LevelResult, TrialSoFar
 from autotuner.edge.database import Database
-from autotuner.edge.rows import LaunchRow, SlotRow, Trial, configuration_json, read_row
+from autotuner.edge.rows import BASIS, LaunchRow, SlotRow, Trial, configuration_json, read_row
 from autotuner.errors import NotFound, StoreError
 
 
@@ -159,6 +161,21 @@ class Store:
     def drop_results(self, trial_id: int) -> None:
         """Forget what an interrupted trial measured."""
         self.db.run("DELETE FROM results WHERE trial_id = ?", trial_id)
+
+    def keep_policies(self, policies: tuple[Policy, ...]) -> None:
+        """Keep the text of policies that a level was looked at with."""
+        for policy in policies:
+            self.db.run("INSERT OR IGNORE INTO policies VALUES (?, ?, ?)", policy.sha256, policy.file, policy.text)
+
+    def kept_policies(self) -> dict[str, Policy]:
+        """Return every policy that was kept, by the hash of its text."""
+        rows = self.db.all("SELECT * FROM policies")
+        return {row["sha256"]: load_policy(Source(row["file"], row["text"])) for row in rows}
+
+    def basis(self, trial_id: int) -> TrialSoFar | None:
+        """Return what a trial's verdict was made from; None for one that was concluded before that was recorded."""
+        row = self.db.one("SELECT basis FROM trials WHERE id = ?", trial_id)
+        return BASIS.validate_json(row["basis"]) if row is not None and row["basis"] is not None else None
 
     # --- launches
 

@@ -6,6 +6,18 @@ import time
 import pytest
 from e2e.house import SLOT, House
 
+from autotuner.edge.store import Store
+
+HARSH = """
+description = "ends whatever runs"
+[[rule]]
+name = "anything"
+on = "window"
+when = "level.concurrency > 1"
+action = "abandon"
+sentence = "it runs"
+"""
+
 pytestmark = pytest.mark.e2e
 
 
@@ -24,6 +36,30 @@ def test_the_faster_server_is_promoted_and_serves_at_the_end(house: House) -> No
     assert house.status()["best_known"]["name"] == "faster"
     verified = house.cli("journal", "verify").stdout
     assert "entries intact" in verified
+    replayed = house.cli("journal", "replay").stdout.splitlines()
+    assert [line.partition(": ")[2].split(",")[0] for line in replayed] == ["pass", "pass", "fail"]
+    assert all(line.endswith(": as recorded") for line in replayed), replayed
+    assert "0 of 3 levels on record would end otherwise" in house.cli("policies", "test").stdout
+    rules = house.folder / "harsh"
+    rules.mkdir()
+    (rules / "harsh.toml").write_text(HARSH)
+    tried = house.cli("policies", "test", rules).stdout
+    assert "would lose faster at concurrency 4: harsh.toml/anything" in tried
+
+
+def test_a_record_that_was_changed_does_not_replay(house: House) -> None:
+    house.write_settings()
+    house.cli("enqueue", house.candidate("base", tok_s=100))
+    house.start()
+    house.wait_settled()
+    house.end()
+    store = Store(house.state / "state.db")
+    store.db.run("UPDATE trials SET promoted = 0")
+    store.close()
+    ran = house.cli("journal", "replay", "--json", check=False)
+    assert ran.returncode == 8
+    assert json.loads(ran.stdout)[0]["differences"] == ["promoted was False, now True"]
+    assert house.cli("journal", "replay", "99", check=False).returncode == 5
 
 
 def test_every_decision_is_explained_once_and_why_finds_it(house: House) -> None:

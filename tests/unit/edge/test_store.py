@@ -433,6 +433,8 @@ def old_database(path: Path) -> None:
     store.add_launch(launch_row("old", state=LaunchState.SERVING))
     store.db.run("ALTER TABLE launches DROP COLUMN engine_version")
     store.db.run("ALTER TABLE launches DROP COLUMN configuration")
+    store.db.run("ALTER TABLE trials DROP COLUMN basis")
+    store.db.run("DROP TABLE policies")
     store.db.run("UPDATE meta SET value = '1' WHERE key = 'schema'")
     store.close()
 
@@ -453,7 +455,8 @@ def test_a_migrated_database_has_the_columns_of_a_new_one(tmp_path: Path) -> Non
     columns = []
     for name in ("old.db", "new.db"):
         store = Store(tmp_path / name)
-        columns.append([tuple(row)[1:] for row in store.db.all("PRAGMA table_info(launches)")])
+        tables = ("launches", "trials", "policies")
+        columns.append([tuple(row)[1:] for table in tables for row in store.db.all(f"PRAGMA table_info({table})")])
         store.close()
     assert columns[0] == columns[1]
 
@@ -559,7 +562,7 @@ def test_a_damaged_file_is_said_to_be_damaged(tmp_path: Path) -> None:
         store.add_entry(Draft("kimi", str(i), "x" * 500), AT)
     store.close()
     data = bytearray(path.read_bytes())
-    data[4096 * 20 : -4096] = os.urandom(len(data) - 4096 * 21)  # beyond the schema, so that it opens
+    data[4096 * 30 : -4096] = os.urandom(len(data) - 4096 * 31)  # beyond the schema, so that it opens
     path.write_bytes(data)
     store = Store(path)
     with pytest.raises(StoreError, match="is damaged"):

@@ -1,0 +1,87 @@
+"""A trial's verdict computed again from what was recorded: the looks of the rules, the figures, the judgement. Pure.
+
+It must come out as it did. Where it does not, somebody changed the record or the program judges otherwise by now, and
+either is worth knowing before the entry is believed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotuner.bench.measurement import Figures, LevelSamples, figures
+from autotuner.core.policy import Policy, Watch
+from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, judge
+
+# Given to the figures after they were computed: what a rule decided about the level.
+_DECIDED = {"void", "stopped_early"}
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What was computed again for one trial: how many looks and levels, and every point that came out otherwise."""
+
+    levels: int
+    looks: int
+    differences: tuple[str, ...]
+
+
+def replay(
+    basis: TrialSoFar | None,
+    recorded: Judgement,
+    evidence: Mapping[int, Mapping[str, Any]],
+    policies: Mapping[str, Policy],
+) -> Replayed:
+    """Given what a verdict was made from, the verdict, each level's evidence and policies by hash, compute it again."""
+    found: list[str] = []
+    looks = 0
+    for level, kept in sorted(evidence.items()):
+        said, count = _looks(kept, policies)
+        found += [f"concurrency {level}: {sentence}" for sentence in said]
+        looks += count
+    if basis is None:
+        return Replayed(len(evidence), looks, (*found, "what its verdict was made from was not recorded"))
+    for result in basis.results:
+        if samples := evidence.get(result.concurrency, {}).get("samples"):
+            found += [f"concurrency {result.concurrency}: {sentence}" for sentence in _figures(samples, result)]
+    return Replayed(len(evidence), looks, (*found, *_verdict(judge(basis), recorded)))
+
+
+def _looks(kept: Mapping[str, Any], policies: Mapping[str, Policy]) -> tuple[list[str], int]:
+    """The rules over the facts of each look, in order: each must fire where it fired, and nowhere else."""
+    named = kept["policies"]
+    missing = [file for file, sha256 in named.items() if sha256 not in policies]
+    if missing:
+        return [f"the text of {', '.join(sorted(missing))} as it was then is not kept"], 0
+    watch = Watch(tuple(policies[sha256] for sha256 in named.values()))
+    found = []
+    for number, look in enumerate(kept["looks"], 1):
+        fired = [
+            f"{f.file}/{f.rule}" + (" (dry run)" if f.dry_run else "") for f in watch.look(look["on"], look["facts"])
+        ]
+        if fired != look["fired"]:
+            found.append(f"look {number}: {_listed(look['fired'])} fired then, {_listed(fired)} now")
+    return found, len(kept["looks"])
+
+
+def _figures(samples: Any, result: LevelResult) -> list[str]:
+    again = figures(LevelSamples.model_validate(samples)).model_dump(exclude=_DECIDED)
+    then = result.figures.model_dump(exclude=_DECIDED)
+    return [
+        f"{name} was {then[name]}, from its samples it is {value}"
+        for name, value in again.items()
+        if name in Figures.model_fields and value != then[name]
+    ]
+
+
+def _verdict(again: Judgement, recorded: Judgement) -> tuple[str, ...]:
+    pairs = (
+        ("verdict", recorded.verdict, again.verdict),
+        ("promoted", recorded.promote, again.promote),
+        ("score", recorded.score, again.score),
+        ("reasons", recorded.reasons, again.reasons),
+    )
+    return tuple(f"{what} was {then}, now {now}" for what, then, now in pairs if then != now)
+
+
+def _listed(rules: list[str]) -> str:
+    return ", ".join(rules) or "nothing"

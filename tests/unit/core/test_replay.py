@@ -1,0 +1,92 @@
+"""A verdict computed again from its record comes out as it did, and any change of the record shows."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unit.core.building import level
+
+from autotuner.bench.measurement import LevelSamples, figures
+from autotuner.core.objective import Objective
+from autotuner.core.policy import Watch, load_policy
+from autotuner.core.replay import Replayed, replay
+from autotuner.core.source import Source
+from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, judge
+
+FOLDER = Path(__file__).parents[3] / "policies"
+POLICIES = tuple(load_policy(Source(p.name, p.read_text(encoding="utf-8"))) for p in sorted(FOLDER.glob("*.toml")))
+BY_HASH = {policy.sha256: policy for policy in POLICIES}
+DYING: dict[str, Any] = {"server.alive": False, "server.cause": "unknown", "server.sentence": "it died"}
+SAMPLES = LevelSamples(concurrency=8, steady_from_s=1.0, steady_to_s=5.0, bins=(40,) * 16)
+
+
+def looks(*facts: dict[str, Any]) -> list[dict[str, Any]]:
+    watch = Watch(POLICIES)
+    return [
+        {"on": "window", "facts": f, "fired": [f"{r.file}/{r.rule}" for r in watch.look("window", f)]} for f in facts
+    ]
+
+
+def record() -> tuple[TrialSoFar, Judgement, dict[int, dict[str, Any]]]:
+    """A trial of one level, as the store has it."""
+    result = LevelResult(concurrency=8, figures=figures(SAMPLES))
+    basis = TrialSoFar(Objective(), (8,), (result,), {8: level(8, 400.0)}, has_best=True, launch_noise=0.03)
+    kept = {
+        "samples": SAMPLES.model_dump(mode="json"),
+        "looks": looks({"server.alive": True}, DYING, DYING),
+        "policies": {policy.file: policy.sha256 for policy in POLICIES},
+    }
+    return basis, judge(basis), {8: kept}
+
+
+def test_what_is_as_it_was_comes_out_as_it_did() -> None:
+    basis, judgement, evidence = record()
+    assert any(look["fired"] for look in evidence[8]["looks"]), "a replay in which nothing fires proves nothing"
+    assert replay(basis, judgement, evidence, BY_HASH) == Replayed(1, 3, ())
+
+
+def change_fact(kept: dict[str, Any]) -> None:
+    kept["looks"][1]["facts"] = {"server.alive": True}
+
+
+def drop_rule(kept: dict[str, Any]) -> None:
+    next(look for look in kept["looks"] if look["fired"])["fired"] = []
+
+
+def change_samples(kept: dict[str, Any]) -> None:
+    kept["samples"]["bins"] = [41] * 16
+
+
+def other_policy(kept: dict[str, Any]) -> None:
+    kept["policies"]["server.toml"] = "00" * 32
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (change_fact, "look 2"),
+        (drop_rule, "nothing fired then"),
+        (change_samples, "output_tok_s was"),
+        (other_policy, "server.toml as it was then is not kept"),
+    ],
+)
+def test_a_changed_record_shows(change: Any, said: str) -> None:
+    basis, judgement, evidence = record()
+    altered = copy.deepcopy(evidence)
+    change(altered[8])
+    found = replay(basis, judgement, altered, BY_HASH).differences
+    assert any(said in difference for difference in found), found
+
+
+def test_another_verdict_than_the_record_yields_shows() -> None:
+    basis, judgement, evidence = record()
+    other = Judgement(judgement.verdict, not judgement.promote, judgement.reasons, judgement.score)
+    assert replay(basis, other, evidence, BY_HASH).differences == (
+        f"promoted was {other.promote}, now {judgement.promote}",
+    )
+
+
+def test_a_trial_of_before_says_that_its_basis_is_not_there() -> None:
+    _, judgement, evidence = record()
+    assert "was not recorded" in replay(None, judgement, evidence, BY_HASH).differences[0]
