@@ -163,7 +163,8 @@ class _Level:
         effective = self.resolved.effective if self.resolved else None
         known = situation.level(self.candidate, plan.concurrency, plan.speculation, plain, effective)
         said = read(self.candidate.engine, plan.engine_version or "", "\n".join(lines), known)
-        if not situation.adds_something(said.cause):
+        asked = said.cause == "graphs-off" and self.engine.asked(self.candidate).graph_max_batch == 0
+        if asked or not situation.adds_something(said.cause):
             return None
         return LevelReading(cause=said.cause, action=said.action, sentence=said.sentence, advice=said.advice)
 

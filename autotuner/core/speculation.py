@@ -11,6 +11,7 @@ from autotuner.core.statistics import Interval, mean_interval, median
 from autotuner.engines.base import Speculation, Window
 
 BROKEN_WITHIN = 0.02  # accept length within this of 1.00: nothing drafted is ever accepted
+CLEAN_MIN = 3  # windows without a prefill; fewer are a matter of luck
 STEADY_RATIO = 0.9  # a window counts only with this share of what can run running
 PRIOR_ACCEPT_RATIO = 0.70  # accepted/drafted asked for where no baseline was measured; a prior, not a break-even
 
@@ -110,8 +111,8 @@ def steady_windows(windows: tuple[Window, ...], concurrency: int, cap: int | Non
     """Given a level's windows, return those in steady state: no prefill, not after idling, enough running.
 
     What can run is the level's concurrency or the server's cap, whichever is less; where no window says how many run,
-    all count, since nothing contradicts them. Under a load of short requests every window holds a prefill: then those
-    count, for the candidate as for the baseline, since a prefill costs both the same.
+    all count, since nothing contradicts them. Under a load of short requests nearly every window holds a prefill: with
+    less than CLEAN_MIN without one all count, for the candidate as for the baseline, since it costs both the same.
     """
     target = min(concurrency, cap) if cap else concurrency
     seen_busy = max((w.running for w in windows if w.running is not None), default=None)
@@ -121,7 +122,8 @@ def steady_windows(windows: tuple[Window, ...], concurrency: int, cap: int | Non
     enough = min(STEADY_RATIO * target, target - 0.5)
     busy = [w for w in windows if not w.after_idle and (w.running is None or w.running >= enough)]
     clean = tuple(w for w in busy if not w.prefill)
-    return clean if any(w.gen_tok_s is not None or w.drafts for w in clean) else tuple(busy)
+    telling = [w for w in clean if w.gen_tok_s is not None or w.drafts]
+    return clean if len(telling) >= min(CLEAN_MIN, len(busy)) else tuple(busy)
 
 
 def decode_rate(windows: tuple[Window, ...]) -> tuple[float, float] | None:

@@ -9,11 +9,12 @@ import re
 from dataclasses import dataclass, replace
 
 from autotuner.engines.base import Diagnosis, ServerExit
-from autotuner.engines.fields import bar, is_raised
+from autotuner.engines.fields import bar, is_raised, raised
 from autotuner.engines.vocabulary import Action
 
 EVIDENCE_LINES = 6
 TRACEBACK_LINES = 120
+WORDS_MAX = 160
 
 _READY = re.compile(r"fired up and ready to roll|Application startup complete|listening on http")
 # Between these two the memory that is asked for is the graphs'. vLLM says no word when it begins, but the size of its
@@ -159,7 +160,10 @@ def capturing(lines: tuple[str, ...]) -> bool:
 
 def _diagnosis(match: Signature, lines: tuple[str, ...], number: int) -> Diagnosis:
     evidence = _evidence(lines, number)
-    found = Diagnosis(match.cause, match.sentence, match.advice, evidence, match.action)
+    sentence = match.sentence
+    if match.cause == "unknown" and (words := next((said for line in evidence[:2] if (said := raised(line))), "")):
+        sentence = f"{sentence}: {words[:WORDS_MAX]}"  # what nothing here knows is said in the server's words
+    found = Diagnosis(match.cause, sentence, match.advice, evidence, match.action)
     if match.cause == "oom-in-load" and capturing(lines[: number + 1]):
         found = replace(found, cause="oom-in-capture", sentence=_IN_CAPTURE[0], advice=_IN_CAPTURE[1])
     if match.cause == "unknown" and not match.weak and capturing(lines[: number + 1]):

@@ -9,7 +9,7 @@ NOTE_MAX = 400  # characters of a server's own words kept as evidence; some line
 _NUMBER = re.compile(r"\s*(-?[0-9][0-9,]{0,20}(?:\.[0-9]{1,20})?)")
 _BAR = re.compile(r"([0-9]{1,3})%(?: Completed )?\s*\|(?:[^|]*\|)?\s*([0-9]{1,9})/([0-9]{1,9})\b")
 _PREFIX = r"^(?:\([^()]*\) |\[[^\]]*\] |[A-Z]+ \d\d-\d\d [\d:]{8} )*"
-_RAISED = re.compile(_PREFIX + r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?:: |$)")
+_RAISED = re.compile(_PREFIX + r"((?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?:: |$))")
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,12 @@ def group_of(pattern: re.Pattern[str], line: str) -> str | None:
     """Given a pattern with groups, return the group that matched in the line, or None."""
     match = pattern.search(line)
     return next((group for group in match.groups() if group is not None), None) if match else None
+
+
+def raised(line: str) -> str:
+    """Given a log line, return the exception that it names as the last line of a traceback, '' if it names none."""
+    match = _RAISED.match(line)
+    return line[match.start(1) :].strip() if match else ""
 
 
 def is_raised(line: str) -> bool:

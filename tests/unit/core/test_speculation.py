@@ -256,9 +256,15 @@ def test_a_step_time_is_positive_and_within_its_neighbours(points: dict[float, f
 
 
 def test_a_window_counts_only_in_steady_state() -> None:
-    good = window()
+    good = (window(), window(), window())
     dropped = (window(prefill=True), window(after_idle=True), window(running=7.1))
-    assert steady_windows((*dropped, good), 8, None) == (good,)
+    assert steady_windows((*dropped, *good), 8, None) == good
+
+
+def test_with_hardly_a_window_without_a_prefill_those_with_one_count_too() -> None:
+    busy = (window(prefill=True), window(), window(prefill=True), window())
+    assert steady_windows((*busy, window(after_idle=True)), 8, None) == busy
+    assert steady_windows((window(),), 8, None) == (window(),)
 
 
 def test_what_can_run_is_the_cap_where_there_is_one() -> None:
