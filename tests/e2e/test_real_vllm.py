@@ -142,8 +142,7 @@ def test_a_campaign_on_real_vllm_ends_with_the_best_known_and_reads_what_the_ser
     vllm.start()
     scrapes = Scrapes(vllm)
     wait_settled(vllm, scrapes, 1200)
-    print(vllm.cli("status", "--all").stdout)
-    print("\n".join(vllm.titles()))
+    print(vllm.cli("status", "--all").stdout, *vllm.titles(), sep="\n")
 
     verdicts = vllm.verdicts()
     rules = {row["name"]: row["rule"] for row in vllm.status()["trials"]}
