@@ -10,7 +10,7 @@ that the slow way would not.
 import re
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -49,26 +49,34 @@ class _Field:
     convert: Convert = float
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """How the lines of one shape are read: nothing at all, or one window or prefill from the groups of a pattern.
+_Plan = Callable[[bytes], LogFact | None]
+"""How the lines of one shape are read; None for a line that is not of the shape after all."""
 
-    `ordered` puts the constants and the converted groups, one after the other, into the fact's order of fields.
+
+def _reader(
+    pattern: re.Pattern[bytes],
+    kind: type[Window | Prefill],
+    constants: tuple[Value, ...],
+    converts: tuple[Convert, ...],
+    ordered: Callable[[tuple[Value, ...]], tuple[Value, ...]],
+) -> _Plan:
+    """A plan for a window or prefill: its constants and the pattern's converted groups, put into the order of its fields.
+
+    A closure, and one call for all groups where all are plain numbers: this is what every line of a busy log costs.
     """
+    match = pattern.fullmatch
+    new = tuple.__new__
+    plain = all(convert is float for convert in converts)
 
-    match: Callable[[bytes], re.Match[bytes] | None]
-    kind: type[Window] | type[Prefill]
-    constants: tuple[Value, ...]
-    converts: tuple[Convert, ...]
-    ordered: Callable[[Sequence[Value]], tuple[Value, ...]]
-
-    def read(self, raw: bytes) -> LogFact | None:
-        """The fact on this line; None where the line is not of the pattern after all."""
-        match = self.match(raw)
-        if match is None:
+    def read(raw: bytes) -> LogFact | None:
+        found = match(raw)
+        if found is None:
             return None
-        figures = [convert(group) for convert, group in zip(self.converts, match.groups(), strict=True)]
-        return tuple.__new__(self.kind, self.ordered((*self.constants, *figures)))
+        groups = found.groups()
+        figures = map(float, groups) if plain else [convert(g) for convert, g in zip(converts, groups, strict=True)]
+        return new(kind, ordered((*constants, *figures)))
+
+    return read
 
 
 _SLOW: list[_Plan] = []  # these three are told apart by identity
@@ -116,7 +124,7 @@ class FactReader:
             if known is _NOTHING:
                 continue
             for plan in known:
-                fact = plan.read(raw)
+                fact = plan(raw)
                 if fact is not None:
                     found.append(fact)
                     break
@@ -139,10 +147,10 @@ class FactReader:
             self._once.add(shape)
             return facts  # most lines of a start come once, and texts of users never twice
         plan = _plan(self._engine.read_line, raw, facts)
-        if isinstance(plan, _Plan) and len(known or ()) < PLANS_MAX:
-            self._plans[shape] = [*(known or ()), plan]
+        if isinstance(plan, list):
+            self._plans[shape] = plan
         else:
-            self._plans[shape] = plan if isinstance(plan, list) else _SLOW
+            self._plans[shape] = [*(known or ()), plan] if len(known or ()) < PLANS_MAX else _SLOW
         return facts
 
 
@@ -168,14 +176,14 @@ def _plan(read: Callable[[str], tuple[LogFact, ...]], raw: bytes, facts: tuple[L
         return _SLOW  # one number for two fields: a group can be moved once
     fixed = [at for at, f in enumerate(known) if f.index is None]
     source = {at: place for place, at in enumerate([*fixed, *(at for _, at in moved)])}
-    plan = _Plan(
-        match=_pattern(raw, frozenset(index for index, _ in moved), names).fullmatch,
-        kind=kind,
-        constants=tuple(known[at].constant for at in fixed),
-        converts=tuple(known[at].convert for _, at in moved),
-        ordered=itemgetter(*(source[at] for at in range(len(known)))),
+    plan = _reader(
+        _pattern(raw, frozenset(index for index, _ in moved), names),
+        kind,
+        tuple(known[at].constant for at in fixed),
+        tuple(known[at].convert for _, at in moved),
+        itemgetter(*(source[at] for at in range(len(known)))),
     )
-    return plan if plan.read(raw) == facts[0] else _SLOW
+    return plan if plan(raw) == facts[0] else _SLOW
 
 
 def _field(rows: list[tuple[list[bytes], Any]]) -> _Field | None:

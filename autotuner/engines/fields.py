@@ -34,7 +34,10 @@ def pairs(text: str) -> dict[str, str]:
 def number(text: str | None) -> float | None:
     """Given the value of a pair, return the number it begins with; None if there is none, as for `nan`."""
     match = _NUMBER.match(text or "")
-    return float(match.group(1).replace(",", "")) if match else None
+    if match is None:
+        return None
+    digits = match.group(1)
+    return float(digits.replace(",", "") if "," in digits else digits)
 
 
 def whole(text: str | None) -> int | None:

@@ -171,7 +171,7 @@ class VLLM:
 
     def read_line(self, line: str) -> tuple[LogFact, ...]:
         """Telemetry, stages, resolved limits and warnings on one line."""
-        if _QUOTED.search(line):
+        if _is_quoted(line):
             return ()
         if spoken := _SPECULATION.search(line):
             return (_speculation_window(line[spoken.end() :]),)
@@ -212,8 +212,13 @@ class VLLM:
         return (launch.binary,) if launch.binary else (launch.python or "python3", "-m", "vllm.entrypoints.cli.main")
 
 
+def _is_quoted(line: str) -> bool:
+    """The plain words first: the expression alone costs more than all else on a line of figures."""
+    return ("Received request" in line or "Generated response" in line) and bool(_QUOTED.search(line))
+
+
 def _is_noise(line: str) -> bool:
-    return bool(BENIGN.search(line) or _QUOTED.search(line))
+    return bool(BENIGN.search(line) or _is_quoted(line))
 
 
 def _load_window(line: str) -> Window:
