@@ -21,8 +21,13 @@ $(STAMP): pyproject.toml requirements.lock
 demo: $(STAMP) ## run a whole campaign on a real small server (about 3 minutes on 2 cores)
 	@$(BIN)/autotuner demo
 
+# The end-to-end tests mostly wait, so the unit tests run beside them; what those say comes last.
+FAST := -m 'not slow and not vllm'
 test: $(STAMP) ## run the tests
-	$(BIN)/python -m pytest -m 'not slow and not vllm'
+	@$(BIN)/python -m pytest $(FAST) tests/unit > $(VENV)/unit-tests.txt 2>&1 & unit=$$!; \
+	$(BIN)/python -m pytest $(FAST) tests/e2e; e2e=$$?; \
+	wait $$unit; unit=$$?; cat $(VENV)/unit-tests.txt; \
+	[ $$e2e -eq 0 ] && [ $$unit -eq 0 ]
 
 test-slow: $(STAMP) ## run the long tests too (minutes each)
 	$(BIN)/python -m pytest -m 'slow and not vllm'
