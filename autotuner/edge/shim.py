@@ -123,8 +123,10 @@ def become(spec: dict[str, Any], env: dict[str, str], log: int, null: int) -> No
     for fd in map(int, os.listdir("/proc/self/fd")):
         if fd > 2:
             close_on_exec(fd)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and what is ignored stays so over an exec
+    # Python ignores some, a shell's background job INT and QUIT, and what is ignored stays so over an exec.
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.chdir(spec["cwd"])
     os.execvpe(spec["argv"][0], spec["argv"], env)
