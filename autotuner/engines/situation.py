@@ -14,6 +14,7 @@ _SAID_BY_FIGURES = {
     "near-break-even",
     "no-sample",
     "sample-too-small",
+    "speculation-inactive",
     "step-cost",
     "window-spans-gap",
     "metric-scope",
