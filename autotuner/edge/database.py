@@ -14,7 +14,7 @@ from typing import Any
 
 from autotuner.errors import DiskFull, StoreError
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "3"
 # What turns a database of one schema into one of the next; a step is never changed once it was released.
 MIGRATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "1": (
@@ -24,6 +24,14 @@ MIGRATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
             "ALTER TABLE launches ADD COLUMN configuration TEXT",
             "ALTER TABLE trials ADD COLUMN basis TEXT",
             "CREATE TABLE IF NOT EXISTS policies (sha256 TEXT PRIMARY KEY, file TEXT NOT NULL, text TEXT NOT NULL)",
+        ),
+    ),
+    "2": (
+        "3",
+        (
+            "ALTER TABLE trials ADD COLUMN confirms INTEGER",
+            "ALTER TABLE trials ADD COLUMN parent INTEGER",
+            "ALTER TABLE trials ADD COLUMN answers TEXT NOT NULL DEFAULT '[]'",
         ),
     ),
 }

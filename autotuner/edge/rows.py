@@ -44,6 +44,9 @@ class Trial:
     begun_mono_s: float | None
     ended_at: str | None
     busy_s: float
+    confirms: int | None = None
+    parent: int | None = None
+    answers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ _CONFIGURATION = TypeAdapter(Configuration)
 _FROM_JSON: dict[str, Callable[[str], Any]] = {
     "ended": Fired.model_validate_json,
     "reasons": lambda text: tuple(json.loads(text)),
+    "answers": lambda text: tuple(json.loads(text)),
     "score": lambda text: Interval(**json.loads(text)),
     "diagnosis": TypeAdapter(Diagnosis).validate_json,
     "stages": lambda text: tuple((stage, at_s) for stage, at_s in json.loads(text)),

@@ -73,14 +73,19 @@ class Store:
         *,
         priority: int = 0,
         is_baseline: bool = False,
+        confirms: int | None = None,
+        parent: int | None = None,
     ) -> int:
-        """Put a trial at the end of its priority in the queue; `benchmark` is (name, definition). Return its id."""
+        """Put a trial at the end of its priority in the queue; `benchmark` is (name, definition). Return its id.
+
+        `confirms` is the trial whose win it measures again, `parent` the one whose rule proposed it.
+        """
         cursor = self.db.run(
             "INSERT INTO trials (slot, candidate_id, name, hypothesis, benchmark, benchmark_hash, benchmark_body, state,"
-            " priority, is_baseline, enqueued_at, position) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,"
+            " priority, is_baseline, confirms, parent, enqueued_at, position) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,"
             " (SELECT COALESCE(MAX(position), 0) + 1 FROM trials WHERE slot = ?))",
             *(slot, candidate.id, candidate.name, candidate.hypothesis, benchmark[0], benchmark[1].hash),
-            *(benchmark[1].model_dump_json(), TrialState.QUEUED, priority, is_baseline, at, slot),
+            *(benchmark[1].model_dump_json(), TrialState.QUEUED, priority, is_baseline, confirms, parent, at, slot),
         )
         return int(cursor.lastrowid or 0)
 

@@ -22,7 +22,7 @@ from autotuner.core.policy import built_in
 from autotuner.core.state import LaunchState, Purpose, TrialState, Verdict, launch_may, trial_may
 from autotuner.core.statistics import Interval
 from autotuner.core.verdict import Judgement, LevelResult
-from autotuner.edge.database import MIGRATIONS, Database
+from autotuner.edge.database import MIGRATIONS, SCHEMA_VERSION, Database
 from autotuner.edge.rows import LaunchRow, SlotRow, configuration_json, judgement_columns
 from autotuner.edge.store import Store
 from autotuner.engines.base import Diagnosis, Effective
@@ -422,7 +422,7 @@ def test_a_schema_of_another_version_is_refused(tmp_path: Path) -> None:
     store = Store(path)
     store.db.run("UPDATE meta SET value = '99' WHERE key = 'schema'")
     store.close()
-    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 2"):
+    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 3"):
         Store(path)
 
 
@@ -433,7 +433,8 @@ def old_database(path: Path) -> None:
     store.add_launch(launch_row("old", state=LaunchState.SERVING))
     store.db.run("ALTER TABLE launches DROP COLUMN engine_version")
     store.db.run("ALTER TABLE launches DROP COLUMN configuration")
-    store.db.run("ALTER TABLE trials DROP COLUMN basis")
+    for column in ("basis", "confirms", "parent", "answers"):
+        store.db.run(f"ALTER TABLE trials DROP COLUMN {column}")
     store.db.run("DROP TABLE policies")
     store.db.run("UPDATE meta SET value = '1' WHERE key = 'schema'")
     store.close()
@@ -446,7 +447,7 @@ def test_a_database_of_the_first_schema_is_brought_up_to_date_with_all_that_is_i
         store = Store(path)
         (old,) = store.launches("kimi")
         assert (old.id, old.state, old.stages, old.engine_version) == ("old", LaunchState.SERVING, (), None)
-        assert store.db.one("SELECT value FROM meta WHERE key = 'schema'")[0] == "2"  # type: ignore[index]
+        assert store.db.one("SELECT value FROM meta WHERE key = 'schema'")[0] == SCHEMA_VERSION  # type: ignore[index]
         store.close()
 
 
