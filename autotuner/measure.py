@@ -4,7 +4,6 @@ The level ends by its own time, by a rule, or because the server died; what was 
 """
 
 import dataclasses
-from dataclasses import dataclass, field
 from typing import Any
 
 from autotuner import outcome
@@ -16,8 +15,9 @@ from autotuner.core.candidate import Candidate
 from autotuner.core.facts import level_facts, server_facts
 from autotuner.core.gather import Gather, LevelPlan, baseline_steps
 from autotuner.core.objective import weights_of
-from autotuner.core.policy import ENDS_LEVEL, Facts, Fired, Watch, When, holding
+from autotuner.core.policy import Facts, Fired, holding
 from autotuner.core.verdict import LevelReading, LevelResult
+from autotuner.core.watching import LevelRules
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.load import Load
@@ -53,15 +53,6 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
     ctx.live = Live(stage="measured", level=action.level, output_tok_s=result.figures.output_tok_s)
 
 
-@dataclass
-class _Look:
-    """One look of the rules, kept so that a verdict can be recomputed."""
-
-    on: str
-    facts: Facts
-    fired: list[str] = field(default_factory=list)
-
-
 class _Level:
     """One level being measured."""
 
@@ -73,12 +64,9 @@ class _Level:
         self.engine = ctx.engine(self.candidate)
         self.benchmark = outcome.benchmark_of(self.trial)
         self.log = ctx.log(action.launch_id, self.engine)
-        self.watch = Watch(ctx.policies)
+        self.rules = LevelRules(ctx.policies)
         self.resolved = ctx.store.launch(action.launch_id).configuration
         self.gather = Gather(self._plan())
-        self.looks: list[_Look] = []
-        self.fired: Fired | None = None
-        self.proposal: Fired | None = None
         self.seen = ServerSeen(action.launch_id, alive=True)
         self._began_s = clock.monotonic_s()
         self._looked_s = 0.0
@@ -96,7 +84,7 @@ class _Level:
             speculation=self.engine.speculation(self.candidate),
             baseline_steps_s=baseline_steps(baseline),
             best=best.figures if best else None,
-            launch_noise=outcome.noise_of(self.ctx, self.trial.benchmark_hash),
+            doubt=outcome.doubt_of(self.ctx, self.trial, best.figures if best else None),
             graph_max_batch=effective.graph_max_batch if effective else None,
             engine_version=effective.version if effective else None,
         )
@@ -128,7 +116,7 @@ class _Level:
                 if not await self._alive():
                     return None
                 await self._window(probe, message)
-                if self.fired is not None or self._over():
+                if self.rules.over or self._over():
                     load.stop()
         return None
 
@@ -139,19 +127,22 @@ class _Level:
         lines = await self.log.rest()
         diagnosis = self.engine.diagnose(ServerExit(self.seen.exit_code, asked=False, became_ready=True), lines)
         facts = {**server_facts(alive=False, exit_code=self.seen.exit_code, diagnosis=diagnosis), **self._facts()}
-        return diagnosis, self._look("window", facts) or server_ended(diagnosis)
+        return diagnosis, self.rules.look("window", facts) or server_ended(diagnosis)
 
     def judge(self, samples: LevelSamples | None) -> LevelResult:
         """Given the level's samples, return its result with the rule that ended it, if any."""
         if samples is None:
             raise HostError("the load ended without samples")
-        measured = figures(samples).model_copy(update={"stopped_early": self.fired is not None})
-        self.fired = self.fired or self._look("level", self._facts(measured))
-        if self.fired is not None and self.fired.action == "void":
-            measured = measured.model_copy(update={"void": self.fired.sentence})
+        measured = figures(samples).model_copy(update={"stopped_early": self.rules.ended is not None})
+        if self.rules.ended is None:
+            self.rules.look("level", self._facts(measured))
+        ended = self.rules.ended
+        if ended is not None and ended.action == "void":
+            measured = measured.model_copy(update={"void": ended.sentence})
         result = self.gather.result(measured)
-        ended_by = self.fired if self.fired is None or self.fired.action != "void" else None
-        return result.model_copy(update={"fired": ended_by, "proposal": self.proposal, "reading": self._reading()})
+        ended_by = ended if ended is None or ended.action != "void" else None
+        found = {"fired": ended_by, "proposal": self.rules.proposal, "settled": self.rules.settled}
+        return result.model_copy(update={**found, "reading": self._reading()})
 
     def _reading(self) -> LevelReading | None:
         """What the server's lines of the steady part amount to, where that is more than the figures say."""
@@ -173,7 +164,7 @@ class _Level:
         return {
             "samples": samples.model_dump(mode="json") if samples else None,
             "windows": [w._asdict() for w in self.gather.windows],
-            "looks": [dataclasses.asdict(look) for look in self.looks],
+            "looks": [dataclasses.asdict(look) for look in self.rules.looks],
             "policies": {policy.file: policy.sha256 for policy in self.ctx.policies},
         }
 
@@ -188,7 +179,7 @@ class _Level:
             return False
         if answered < self.action.level and steady_s < FEW_ANSWERS_MAX * self.benchmark.seconds:
             return False
-        wanted = holding(self.ctx.policies, "window", self.looks[-1].facts) if self.looks else ()
+        wanted = holding(self.ctx.policies, "window", self.rules.looks[-1].facts) if self.rules.looks else ()
         extends = any(fired.action == "extend" and not fired.dry_run for fired in wanted)
         return not extends or steady_s >= EXTEND_MAX * self.benchmark.seconds
 
@@ -205,35 +196,21 @@ class _Level:
         if text is not None:
             self.gather.add_scrape(now, self.engine.read_metrics(text))
         self._show(progress)
-        if self.fired is None:
-            self.fired = self._look(
-                "window", {**server_facts(alive=True, exit_code=None, diagnosis=None), **self._facts()}
-            )
+        if not self.rules.over:
+            alive = server_facts(alive=True, exit_code=None, diagnosis=None)
+            self.rules.look("window", {**alive, **self._facts()})
 
     def _facts(self, final: Figures | None = None) -> Facts:
         done = len(self.ctx.store.results(self.trial.id))
         trial: Facts = {
             "trial.elapsed_s": outcome.took_s(self.trial),
             "trial.levels_done": float(done),
+            "trial.baseline": self.trial.is_baseline,
             "candidate.engine": self.candidate.engine,
         }
         if self.resolved is not None and self.resolved.effective.version is not None:
             trial["candidate.effective_differences"] = float(len(self.resolved.differences))
         return {**trial, **level_facts(self.gather.so_far(final))}
-
-    def _look(self, on: When, facts: Facts) -> Fired | None:
-        """Have the rules look; return the first that ends the level, keep the first that proposes a candidate."""
-        look, ends = _Look(on, facts), None
-        for fired in self.watch.look(on, facts):
-            look.fired.append(f"{fired.file}/{fired.rule}" + (" (dry run)" if fired.dry_run else ""))
-            if fired.dry_run:
-                continue
-            if fired.action == "propose":
-                self.proposal = self.proposal or fired
-            elif fired.action in ENDS_LEVEL:
-                ends = ends or fired
-        self.looks.append(look)
-        return ends
 
     def _show(self, progress: Progress) -> None:
         so_far = self.gather.so_far()

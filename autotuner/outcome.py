@@ -5,6 +5,7 @@ Every function runs without an await, and writes an outcome and its entry in one
 
 from pydantic import TypeAdapter
 
+from autotuner.bench.measurement import Figures
 from autotuner.bench.workload import Benchmark
 from autotuner.context import Live, SlotContext
 from autotuner.core import report
@@ -12,8 +13,9 @@ from autotuner.core.candidate import derive, to_toml
 from autotuner.core.entry import Draft
 from autotuner.core.objective import Objective
 from autotuner.core.policy import Fired
+from autotuner.core.speculation import Doubt
 from autotuner.core.state import LaunchState, TrialState, Verdict
-from autotuner.core.statistics import launch_noise
+from autotuner.core.statistics import Interval, budget_share, launch_noise, relative_half_width
 from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, judge
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
@@ -188,6 +190,7 @@ def trial_so_far(ctx: SlotContext, trial: Trial) -> TrialSoFar:
         has_best=bool(ctx.store.ladder(ctx.name)),
         is_baseline=trial.is_baseline,
         launch_noise=noise_of(ctx, trial.benchmark_hash),
+        alpha=alpha_of(ctx, trial),
     )
 
 
@@ -224,6 +227,30 @@ def noise_of(ctx: SlotContext, benchmark_hash: str) -> float:
             if not result.figures.void:
                 by_level.setdefault(result.concurrency, []).append(result.figures.output_tok_s)
     return max((launch_noise(rates) for rates in by_level.values()), default=launch_noise([]))
+
+
+def doubt_of(ctx: SlotContext, trial: Trial, best: Figures | None) -> Doubt:
+    """Given a trial and the best-known's figures at a level, return what makes their comparison unsure.
+
+    Each level has an equal part of what the campaign's error budget grants the trial, and each of the two questions a
+    level is asked, whether its rate can win and whether speculation pays, half of that.
+    """
+    levels = len(benchmark_of(trial).levels)
+    return Doubt(
+        alpha=(alpha_of(ctx, trial) or 0.05) / levels / 2,
+        launch_noise=noise_of(ctx, trial.benchmark_hash),
+        baseline=relative_half_width(Interval(best.output_tok_s, best.output_tok_s_low, best.output_tok_s_high))
+        if best is not None
+        else 0.0,
+    )
+
+
+def alpha_of(ctx: SlotContext, trial: Trial) -> float:
+    """Given a trial, return the probability of a wrong verdict that the campaign's error budget grants it."""
+    if trial.is_baseline:
+        return 0.0
+    spent = ctx.store.alpha_spent(ctx.name, ctx.store.slot(ctx.name).campaign_from)
+    return budget_share(ctx.settings.error_budget, spent, 1 + len(ctx.store.queue(ctx.name)))
 
 
 def took_s(trial: Trial) -> float:

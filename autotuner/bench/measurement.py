@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from autotuner.core.statistics import Interval, mean_interval, quantile
+from autotuner.core.statistics import Interval, confidence_sequence, mean_interval, quantile
 
 BIN_S = 0.1  # width of the bins in which the worker counts token events
 
@@ -207,10 +207,11 @@ def _void(samples: LevelSamples, seconds: float) -> str:
     return ""
 
 
-def interim_figures(concurrency: int, progress: list[Progress]) -> Figures:
+def interim_figures(concurrency: int, progress: list[Progress], alpha: float = 0.05) -> Figures:
     """Given what the worker has said so far, return figures good enough to decide on while the load runs.
 
-    Rates are over the steady part; the interval is over stretches of at least a second. Latencies are left to the end.
+    Rates are over the steady part; their bounds come from stretches of at least a second, hold at every look with
+    probability 1 - alpha, and are infinite before there are enough of them. Latencies are left to the end.
     """
     steady = [p for p in progress if p.phase == "steady"]
     before = next((p for p in reversed(progress) if p.phase == "warm-up"), None)
@@ -218,7 +219,7 @@ def interim_figures(concurrency: int, progress: list[Progress]) -> Figures:
     last = progress[-1] if progress else None
     per_event = last.tokens_per_event if last else 1.0
     seconds = max(0.0, steady[-1].at_s - start) if steady else 0.0
-    interval = mean_interval(_stretches(steady, start, per_event))
+    interval = confidence_sequence(_stretches(steady, start, per_event), alpha)
     total = sum(p.events for p in steady) * per_event / seconds if seconds > 0 else 0.0
     half = (interval.high - interval.low) / 2
     return Figures(

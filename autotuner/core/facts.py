@@ -3,12 +3,13 @@
 A fact that is not known is left out, never filled with a zero: a rule on it then cannot fire.
 """
 
+import math
 from dataclasses import dataclass
 
 from autotuner.bench.measurement import Figures
 from autotuner.core.policy import Facts
-from autotuner.core.speculation import SpeculationAtLevel
-from autotuner.core.statistics import Interval, ratio_interval
+from autotuner.core.speculation import USUAL_DOUBT, Doubt, SpeculationAtLevel
+from autotuner.core.statistics import Interval, ratio_interval, relative_half_width
 from autotuner.engines.base import Diagnosis, Stage
 
 
@@ -25,7 +26,11 @@ class StartSoFar:
 
 @dataclass(frozen=True)
 class LevelSoFar:
-    """A level in progress or at its end (`over`). `best` is the best-known's figures at this level, if it was measured."""
+    """A level in progress or at its end (`over`). `best` is the best-known's figures at this level, if it was measured.
+
+    `prompts` counts the requests begun in the steady part. The bounds of `figures` are of confidence 1 - `doubt.alpha`
+    while it is in progress.
+    """
 
     figures: Figures
     load_s: float
@@ -35,7 +40,8 @@ class LevelSoFar:
     speculation: SpeculationAtLevel | None
     accept_ratio: float | None
     best: Figures | None
-    launch_noise: float
+    doubt: Doubt = USUAL_DOUBT
+    prompts: int = 0
     over: bool = False
 
 
@@ -71,6 +77,7 @@ def level_facts(level: LevelSoFar) -> Facts:
         "level.decides": level.decides,
         "level.requests_ok": float(f.requests_ok),
         "level.requests_failed": float(f.requests_failed),
+        "level.prompts": float(level.prompts),
         "spec.on": level.speculates,
     }
     if level.running is not None:
@@ -79,7 +86,9 @@ def level_facts(level: LevelSoFar) -> Facts:
         facts["level.failed_ratio"] = f.requests_failed / (f.requests_ok + f.requests_failed)
     if f.seconds > 0 and f.output_tok_s > 0:
         facts["level.output_tok_s"] = f.output_tok_s
-        facts["level.output_tok_s_high"] = f.output_tok_s_high
+        if math.isfinite(f.output_tok_s_high):
+            facts["level.output_tok_s_high"] = f.output_tok_s_high
+            facts["level.rate_error"] = relative_half_width(_rate(f))
     if level.over:
         facts["level.client_limited"] = f.client_limited
     return {**facts, **_best_facts(level), **_speculation_facts(level)}
@@ -91,9 +100,8 @@ def _best_facts(level: LevelSoFar) -> Facts:
         return {"best.measured": False}
     facts: Facts = {"best.measured": True, "best.output_tok_s": best.output_tok_s}
     if f.seconds > 0 and f.output_tok_s > 0:
-        ratio = ratio_interval(_rate(f), _rate(best), level.launch_noise)
-        facts["best.ratio"] = ratio.mean
-        facts["best.ratio_high"] = ratio.high
+        ratio = ratio_interval(_rate(f), _rate(best), level.doubt.launch_noise, level.doubt.alpha)
+        facts |= _bounded("best.ratio", ratio)
     return facts
 
 
@@ -105,16 +113,24 @@ def _speculation_facts(level: LevelSoFar) -> Facts:
     if spec.running is not None:
         facts["spec.capped"] = spec.capped
     if spec.accept_len is not None:
-        facts["spec.accept_len"] = spec.accept_len.mean
-        facts["spec.accept_len_low"] = spec.accept_len.low
-        facts["spec.accept_len_high"] = spec.accept_len.high
+        facts |= _bounded("spec.accept_len", spec.accept_len)
     if level.accept_ratio is not None:
         facts["spec.accept_ratio"] = level.accept_ratio
-    if spec.needed is not None:
-        facts["spec.needed"] = spec.needed
+    if spec.needed is not None and spec.baseline_step is not None:
+        if spec.baseline_step.known == "prior":
+            facts["spec.needed_prior"] = spec.needed
+        elif spec.needed_bounds is not None and spec.speedup is not None:
+            facts |= _bounded("spec.needed", spec.needed_bounds) | _bounded("spec.speedup", spec.speedup)
     if spec.ceiling is not None:
         facts["spec.ceiling"] = spec.ceiling
     return facts
+
+
+def _bounded(name: str, value: Interval) -> Facts:
+    """A fact and its two bounds; a bound that is not known yet is left out."""
+    bounds = {f"{name}_low": value.low, f"{name}_high": value.high}
+    known = {key: bound for key, bound in bounds.items() if math.isfinite(bound) and math.isfinite(value.high)}
+    return {name: value.mean, **known}
 
 
 def _rate(figures: Figures) -> Interval:

@@ -10,7 +10,7 @@ from autotuner.bench.measurement import Figures, Progress, interim_figures
 from autotuner.core.contradiction import contradictions
 from autotuner.core.facts import LevelSoFar
 from autotuner.core.ranks import RankJoiner
-from autotuner.core.speculation import assess, decode_rate, steady_windows
+from autotuner.core.speculation import USUAL_DOUBT, Doubt, assess, decode_rate, steady_windows
 from autotuner.core.verdict import LevelResult
 from autotuner.engines.accept_rate import accepted_share, definition_by_fit, definition_of
 from autotuner.engines.base import Counters, LogFact, Prefill, Speculation, Window, window_between
@@ -26,7 +26,7 @@ class LevelPlan:
     speculation: Speculation | None
     baseline_steps_s: dict[float, float]
     best: Figures | None
-    launch_noise: float
+    doubt: Doubt = USUAL_DOUBT
     graph_max_batch: int | None = None
     engine_version: str | None = None
 
@@ -138,42 +138,74 @@ class Gather:
 
     def so_far(self, figures: Figures | None = None) -> LevelSoFar:
         """Return what policies look at; with the level's own figures once it is over, else with interim ones."""
-        plan, windows = self.plan, self.windows
-        shown = figures or interim_figures(plan.concurrency, self.progress)
-        spec = (
-            assess(windows, plan.concurrency, plan.cap, plan.speculation, plan.baseline_steps_s)
-            if plan.speculation
-            else None
-        )
-        return LevelSoFar(
-            figures=shown,
-            load_s=self.progress[-1].at_s if self.progress else 0.0,
-            decides=plan.decides,
-            running=self._decode(windows)[0],
-            speculates=plan.speculation is not None,
-            speculation=spec,
-            accept_ratio=_accept_ratio(windows, plan),
-            best=plan.best,
-            launch_noise=plan.launch_noise,
+        plan, progress = self.plan, self.progress
+        return so_far(
+            plan,
+            self.windows,
+            figures or interim_figures(plan.concurrency, progress, plan.doubt.alpha),
+            load_s=progress[-1].at_s if progress else 0.0,
+            prompts=self.answered + progress[-1].in_flight if self.steady else 0,
             over=figures is not None,
         )
 
     def result(self, figures: Figures) -> LevelResult:
         """Given the level's final figures, return its result, not yet judged."""
-        running, tok_s = self._decode(self.windows)
-        spec = self.so_far(figures).speculation
         found = contradictions(self.log_windows, self.metric_windows, figures, self.plan.graph_max_batch)
-        return LevelResult(
-            concurrency=self.plan.concurrency,
-            figures=figures,
-            running=running,
-            decode_tok_s=tok_s,
-            speculation=spec,
-            contradictions=found,
-        )
+        return level_result(self.plan, self.windows, figures).model_copy(update={"contradictions": found})
 
-    def _decode(self, windows: tuple[Window, ...]) -> tuple[float | None, float | None]:
-        return decode_rate(steady_windows(windows, self.plan.concurrency, self.plan.cap)) or (None, None)
+
+def so_far(
+    plan: LevelPlan,
+    windows: tuple[Window, ...],
+    figures: Figures,
+    *,
+    load_s: float,
+    prompts: int = 0,
+    over: bool = False,
+) -> LevelSoFar:
+    """Given a level's plan, windows and figures, return what policies look at.
+
+    `load_s` is the time since its load began, `prompts` the requests begun in the steady part.
+    """
+    spec = (
+        assess(windows, plan.concurrency, plan.cap, plan.speculation, plan.baseline_steps_s, plan.doubt)
+        if plan.speculation
+        else None
+    )
+    return LevelSoFar(
+        figures=figures,
+        load_s=load_s,
+        decides=plan.decides,
+        running=_decode(plan, windows)[0],
+        speculates=plan.speculation is not None,
+        speculation=spec,
+        accept_ratio=_accept_ratio(windows, plan),
+        best=plan.best,
+        doubt=plan.doubt,
+        prompts=prompts,
+        over=over,
+    )
+
+
+def level_result(plan: LevelPlan, windows: tuple[Window, ...], figures: Figures) -> LevelResult:
+    """Given a level's plan, windows and final figures, return its result, not yet judged."""
+    running, tok_s = _decode(plan, windows)
+    steady = steady_windows(windows, plan.concurrency, plan.cap)
+    graphs = [w.graph for w in steady if w.graph is not None]
+    return LevelResult(
+        concurrency=plan.concurrency,
+        figures=figures,
+        running=running,
+        decode_tok_s=tok_s,
+        speculation=so_far(plan, windows, figures, load_s=0.0, over=True).speculation,
+        graph_ratio=sum(graphs) / len(graphs) if graphs else None,
+        graph_max_batch=plan.graph_max_batch,
+        preemptions=sum(w.preemptions for w in windows),
+    )
+
+
+def _decode(plan: LevelPlan, windows: tuple[Window, ...]) -> tuple[float | None, float | None]:
+    return decode_rate(steady_windows(windows, plan.concurrency, plan.cap)) or (None, None)
 
 
 def baseline_steps(baseline: dict[int, LevelResult]) -> dict[float, float]:

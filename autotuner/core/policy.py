@@ -20,7 +20,7 @@ from autotuner.errors import InvalidInput, Problem
 
 Facts = condition.Facts
 When = Literal["start", "window", "level", "next", "trial"]
-RuleAction = Literal["abandon", "skip-level", "void", "extend", "quarantine", "propose", "pause"]
+RuleAction = Literal["abandon", "skip-level", "void", "extend", "settle", "quarantine", "propose", "pause"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ FACTS: tuple[FactDefinition, ...] = (
     FactDefinition("start.silence_limit_s", float, "s", "the longest silence allowed in this stage", "once it serves"),
     FactDefinition("trial.elapsed_s", float, "s", "time since the trial was taken in hand"),
     FactDefinition("trial.levels_done", float, "", "levels of the benchmark that are measured"),
+    FactDefinition("trial.baseline", bool, "", "it measures the best-known itself"),
     FactDefinition("level.concurrency", float, "requests", "requests kept in flight", "outside a level"),
     FactDefinition("level.elapsed_s", float, "s", "steady time measured so far in this level", "outside a level"),
     FactDefinition("level.load_s", float, "s", "time since this level's load began", "outside a level"),
@@ -55,7 +56,11 @@ FACTS: tuple[FactDefinition, ...] = (
     FactDefinition("level.requests_failed", float, "requests", "requests that failed", "outside a level"),
     FactDefinition("level.failed_ratio", float, "", "failed / finished requests", "before the first one finished"),
     FactDefinition("level.output_tok_s", float, "tok/s", "output rate over the steady part", "before it began"),
-    FactDefinition("level.output_tok_s_high", float, "tok/s", "its upper 95 % bound", "before it began"),
+    FactDefinition("level.output_tok_s_high", float, "tok/s", "its upper bound", "before enough was measured"),
+    FactDefinition(
+        "level.rate_error", float, "", "half the width of its bounds / the rate", "before enough was measured"
+    ),
+    FactDefinition("level.prompts", float, "requests", "distinct prompts begun in the steady part", "outside a level"),
     FactDefinition(
         "level.client_limited",
         bool,
@@ -74,12 +79,31 @@ FACTS: tuple[FactDefinition, ...] = (
     FactDefinition("best.measured", bool, "", "the best-known was measured at this level", "outside a level"),
     FactDefinition("best.output_tok_s", float, "tok/s", "the best-known's rate at this level", "not measured"),
     FactDefinition("best.ratio", float, "", "this candidate's rate / the best-known's", "either is not measured"),
-    FactDefinition("best.ratio_high", float, "", "its upper 95 % bound, launch noise included", "as best.ratio"),
+    FactDefinition("best.ratio_low", float, "", "its lower bound, launch noise included", "before enough was measured"),
+    FactDefinition(
+        "best.ratio_high", float, "", "its upper bound, launch noise included", "before enough was measured"
+    ),
     FactDefinition("spec.on", bool, "", "the candidate speculates", "outside a level"),
     FactDefinition("spec.accept_len", float, "tokens", "tokens a verify step, bonus included", "not reported yet"),
-    FactDefinition("spec.accept_len_low", float, "tokens", "its lower 95 % bound", "as spec.accept_len"),
-    FactDefinition("spec.accept_len_high", float, "tokens", "its upper 95 % bound", "as spec.accept_len"),
-    FactDefinition("spec.needed", float, "tokens", "break-even accept length", "no baseline at this level"),
+    FactDefinition("spec.accept_len_low", float, "tokens", "its lower bound", "before enough was measured"),
+    FactDefinition("spec.accept_len_high", float, "tokens", "its upper bound", "before enough was measured"),
+    FactDefinition("spec.needed", float, "tokens", "break-even accept length", "no baseline was measured"),
+    FactDefinition(
+        "spec.needed_low", float, "tokens", "its lower bound, all noise included", "as its mean, or too early"
+    ),
+    FactDefinition(
+        "spec.needed_high", float, "tokens", "its upper bound, all noise included", "as its mean, or too early"
+    ),
+    FactDefinition(
+        "spec.needed_prior",
+        float,
+        "tokens",
+        "what published rows need at this depth and batch",
+        "a baseline was measured",
+    ),
+    FactDefinition("spec.speedup", float, "", "accept length / the needed one", "no baseline was measured"),
+    FactDefinition("spec.speedup_low", float, "", "its lower bound, all noise included", "as its mean, or too early"),
+    FactDefinition("spec.speedup_high", float, "", "its upper bound, all noise included", "as its mean, or too early"),
     FactDefinition("spec.ceiling", float, "tokens", "longest accept length possible", "depth not fixed"),
     FactDefinition("spec.accept_ratio", float, "", "accepted / drafted tokens", "not reported"),
     FactDefinition("spec.verify_steps", float, "", "verify steps counted (one request, one step)", "outside a level"),
@@ -98,7 +122,7 @@ _OF_LEVEL = ENDS_LEVEL | {"propose"}
 # happen, so it is refused when the file is read.
 MOMENTS: dict[When, tuple[frozenset[str], frozenset[str]]] = {
     "start": (frozenset({"abandon", "quarantine"}), frozenset({"server", "start"})),
-    "window": (_OF_LEVEL | {"extend"}, frozenset({"server", "trial", "candidate", "level", "best", "spec"})),
+    "window": (_OF_LEVEL | {"extend", "settle"}, frozenset({"server", "trial", "candidate", "level", "best", "spec"})),
     "level": (_OF_LEVEL, frozenset({"trial", "candidate", "level", "best", "spec"})),
     "next": (frozenset({"pause"}), frozenset({"budget"})),
     "trial": (frozenset({"pause"}), frozenset({"budget"})),

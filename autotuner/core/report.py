@@ -4,13 +4,15 @@ A person must be able to act on an entry without opening anything else, so each 
 what was done, and what comes next.
 """
 
+import math
 from dataclasses import dataclass
 
 from autotuner.bench.measurement import Figures
+from autotuner.core.causes import level_of, split_loss
 from autotuner.core.effective import Difference
 from autotuner.core.entry import Draft
 from autotuner.core.policy import Fired
-from autotuner.core.speculation import SpeculationAtLevel, loss_shares
+from autotuner.core.speculation import SpeculationAtLevel
 from autotuner.core.state import Verdict
 from autotuner.core.statistics import Interval
 from autotuner.core.verdict import Judgement, LevelResult
@@ -134,6 +136,8 @@ def plus_minus(interval: Interval | None, digits: int = 2) -> str:
     """Given an interval, return `mean ± half width`."""
     if interval is None:
         return "-"
+    if not math.isfinite(interval.high):
+        return f"{interval.mean:.{digits}f}"
     return f"{interval.mean:.{digits}f} ± {(interval.high - interval.low) / 2:.{digits}f}"
 
 
@@ -176,6 +180,14 @@ def _bullets(report: TrialReport) -> list[tuple[str, str]]:
     bullets += [("Also", reason) for reason in judgement.reasons[1:]]
     other = [r.fired for r in report.results if r.fired is not None and r.fired != judgement.rule]
     bullets += [("Rule", _rule(fired)) for fired in other]
+    settled = [str(r.concurrency) for r in report.results if r.settled is not None and r.fired is None]
+    if settled:
+        bullets.append(("Settled", f"early at concurrency {' and '.join(settled)}, being known well enough"))
+    bullets += [
+        ("Speculation", f"concurrency {r.concurrency}: {r.speculation}")
+        for r in report.results
+        if r.speculation is not None and r.speculation.speedup is not None
+    ]
     silent = [r for r in report.results if r.speculation is not None and not r.speculation.drafts]
     for seen, why in ((True, "nothing was drafted"), (False, "no window was in steady state")):
         levels = [str(r.concurrency) for r in silent if bool(r.speculation and r.speculation.windows) is seen]
@@ -246,7 +258,7 @@ def _spec_table(report: TrialReport) -> tuple[tuple[tuple[str, ...], ...], tuple
                 str(result.concurrency),
                 _running(result),
                 plus_minus(spec.accept_len) if spec else "-",
-                f"{spec.needed:.2f}{mark}" if spec and spec.needed else "-",
+                plus_minus(spec.needed_bounds) + mark if spec and spec.needed else "-",
                 f"{spec.ceiling:.2f}" if spec and spec.ceiling else "-",
                 _rate_cell(result.figures),
                 _best_cell(report, result.concurrency),
@@ -270,6 +282,8 @@ def _plain_table(report: TrialReport) -> tuple[tuple[str, ...], ...]:
 
 def _interpolation_note(spec: SpeculationAtLevel) -> str:
     step = spec.baseline_step
+    if step is not None and step.known == "prior":
+        return "what published figures of dense models need at this depth and batch, since no baseline was measured"
     if step is None or step.between is None:
         return ""
     return (
@@ -298,25 +312,14 @@ def _best_cell(report: TrialReport, level: int) -> str:
 
 
 def _shares(report: TrialReport) -> str:
-    """The loss at the busiest level that lost, split between the cap on running requests and speculation itself."""
+    """The loss at the busiest level that lost, split between its causes."""
     for result in sorted(report.results, key=lambda r: -r.concurrency):
-        spec, base = result.speculation, report.baseline.get(result.concurrency)
-        if spec is None or base is None or spec.running is None or spec.baseline_step is None:
+        level = level_of(result, report.baseline)
+        shares = split_loss(level) if level is not None else ()
+        if level is None or not shares or (result.speculation is None and shares[0].cause == "slower-step"):
             continue
-        if result.figures.void or base.figures.void:
-            continue
-        loss = loss_shares(
-            base.figures.output_tok_s, result.figures.output_tok_s, spec.running, spec.baseline_step.seconds
-        )
-        if loss.total_tok_s <= 0:
-            continue
-        text = f"of the {rate(loss.total_tok_s)} tok/s lost at concurrency {result.concurrency}, "
-        if not spec.capped:
-            return text + "all is what speculation itself costs there; every request that the level offers ran"
-        held = f"the server's cap of {spec.running:.0f} running requests (a plain server held there would give about "
-        held += f"{rate(loss.plain_at_cap_tok_s)})"
-        if loss.speculation_tok_s <= 0:
-            return f"{text}all is {held}; speculation itself gained {rate(-loss.speculation_tok_s)} there"
-        share = 100 * loss.cap_tok_s / loss.total_tok_s
-        return f"{text}{share:.0f} % is {held}, {100 - share:.0f} % speculation itself"
+        lost = level.baseline_tok_s - level.measured_tok_s
+        parts = [f"{100 * share.tok_s / lost:.0f} % is {share.words}" for share in shares if share.tok_s > 0]
+        gains = [f"{share.words} of {rate(-share.tok_s)} tok/s" for share in shares if share.tok_s < 0]
+        return f"of the {rate(lost)} tok/s lost at concurrency {result.concurrency}, " + ", ".join(parts + gains)
     return ""

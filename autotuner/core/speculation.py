@@ -1,19 +1,37 @@
-"""Break-even of speculative decoding: step times, needed accept length, ceiling, verdict per level, shares of a loss.
+"""Break-even of speculative decoding: step times, needed accept length, ceiling, verdict per level.
 
 Speculation pays at a level only if the accept length is above R = t_spec / t_base, the ratio of the step times at the
 same number of running requests. Pure; every formula says where it comes from. Accept lengths include the bonus token.
 """
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from autotuner.core.statistics import Interval, mean_interval, median
+from autotuner.core.statistics import (
+    LAUNCH_NOISE_PRIOR,
+    Z95,
+    Interval,
+    confidence_sequence,
+    median,
+    relative_half_width,
+    z_of,
+)
 from autotuner.engines.base import Speculation, Window
 
 BROKEN_WITHIN = 0.02  # accept length within this of 1.00: nothing drafted is ever accepted
 CLEAN_MIN = 3  # windows without a prefill; fewer are a matter of luck
 STEADY_RATIO = 0.9  # a window counts only with this share of what can run running
-PRIOR_ACCEPT_RATIO = 0.70  # accepted/drafted asked for where no baseline was measured; a prior, not a break-even
+# How far a plain step time can be off where it was not measured, as a 95 % relative half width. Between two levels the step
+# is nearly linear in the batch: a dense 8B on an H200 is met within 1 %, a small mixture of experts at the low end of 4 to 64
+# within 14 %; taken half way, and less close to a measured level. Outside them it is anybody's guess.
+INTERPOLATION_ERROR = 0.10
+EXTRAPOLATION_ERROR = 0.30
+# The step time ratio where no baseline was measured: a fixed part and a part a draft token at batch 1, and its growth with
+# each doubling of the batch. Fitted to the published rows of dense 8B models (EAGLE 1.09 + 0.105 k, EAGLE-3 1.18 + 0.143 k;
+# chains of 3 from 1.5 at batch 2 to 2.3 at 64); engines differ from it by up to a third.
+PRIOR_FIXED, PRIOR_PER_DRAFT, PRIOR_PER_DOUBLING = 1.13, 0.125, 0.10
+PRIOR_ERROR = 0.35
 
 
 class Pays(StrEnum):
@@ -28,19 +46,46 @@ class Pays(StrEnum):
 
 @dataclass(frozen=True)
 class StepTime:
-    """A step time in seconds, and how it is known: `measured`, `interpolated` or `extrapolated`."""
+    """A step time in seconds, and how it is known: `measured`, `interpolated`, `extrapolated` or `prior`.
+
+    `error` is the 95 % relative half width that comes of its not being measured.
+    """
 
     seconds: float
     known: str
     between: tuple[float, float] | None = None
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """What makes a comparison with the baseline unsure.
+
+    `alpha` is the probability with which a bound may be wrong, however often it is looked at; `launch_noise` the relative
+    standard deviation between launches; `baseline` the baseline's own 95 % relative half width.
+    """
+
+    alpha: float = 0.05
+    launch_noise: float = LAUNCH_NOISE_PRIOR
+    baseline: float = 0.0
+
+    def against(self, step: StepTime) -> float:
+        """Given the plain step time compared with, return the relative half width that comes from the other side."""
+        sources = (math.sqrt(2) * self.launch_noise, self.baseline / Z95, step.error / Z95)
+        return z_of(self.alpha) * math.hypot(*sources)
+
+
+USUAL_DOUBT = Doubt()
 
 
 @dataclass(frozen=True)
 class SpeculationAtLevel:
     """What the windows of one level say about speculation there; None where it cannot be known.
 
-    `needed` is the break-even accept length, `ceiling` the best possible one, `drafts` the verify steps counted,
-    `capped` that the server runs fewer requests than the level offers while some wait.
+    `needed` is the break-even accept length, `needed_bounds` the same with bounds, `ceiling` the best possible one,
+    `speedup` the accept length over the needed one (the rate against a plain server that runs as many requests), `drafts`
+    the verify steps counted, `capped` that the server runs fewer requests than the level offers while some wait.
+    Bounds hold however often they are looked at.
     """
 
     running: float | None = None
@@ -52,6 +97,8 @@ class SpeculationAtLevel:
     ceiling: float | None = None
     drafts: int = 0
     windows: int = 0
+    speedup: Interval | None = None
+    needed_bounds: Interval | None = None
 
     @property
     def pays(self) -> Pays:
@@ -60,12 +107,26 @@ class SpeculationAtLevel:
             return Pays.UNKNOWN
         if self.accept_len.high < 1 + BROKEN_WITHIN:
             return Pays.BROKEN
-        if self.needed is None:
+        if self.speedup is None or self.needed_bounds is None:
             return Pays.UNKNOWN
-        if self.accept_len.high < self.needed:
-            hopeless = self.ceiling is not None and self.needed > self.ceiling
-            return Pays.HOPELESS if hopeless else Pays.NO
-        return Pays.YES if self.accept_len.low > self.needed else Pays.UNKNOWN
+        if self.ceiling is not None and self.needed_bounds.low > self.ceiling:
+            return Pays.HOPELESS
+        if self.speedup.high < 1:
+            return Pays.NO
+        return Pays.YES if self.speedup.low > 1 else Pays.UNKNOWN
+
+    def __str__(self) -> str:
+        """The finding in a sentence: measured, needed, best possible, how sure."""
+        if self.accept_len is None:
+            return "no accept length was reported"
+        best = f", {self.ceiling:.2f} the best possible" if self.ceiling is not None else ""
+        text = f"accept length {_bounds(self.accept_len)} measured"
+        if self.needed is None or self.needed_bounds is None or self.speedup is None:
+            return f"{text}{best}; what is needed is not known"
+        text += f", {_bounds(self.needed_bounds)} needed{best}"
+        if self.baseline_step is not None and self.baseline_step.known == "prior":
+            return f"{text}: {self.pays}; the needed one is a prior, since no baseline was measured"
+        return f"{text}: {self.pays}; a plain server that runs as many requests is beaten by {_bounds(self.speedup)}"
 
 
 def step_time_s(running: float, accept_len: float, gen_tok_s: float) -> float:
@@ -89,17 +150,28 @@ def baseline_step(points: dict[float, float], running: float) -> StepTime | None
     if exact is not None:
         return StepTime(points[exact], "measured")
     if len(known) == 1:
-        return StepTime(points[known[0]], "extrapolated", (known[0], known[0]))
+        return StepTime(points[known[0]], "extrapolated", (known[0], known[0]), EXTRAPOLATION_ERROR)
     above = next((i for i, x in enumerate(known) if x > running), len(known) - 1)
     right = max(1, above)
     a, b = known[right - 1], known[right]
     slope = (points[b] - points[a]) / (b - a)
     seconds = points[a] + slope * (running - a)
     if a <= running <= b:
-        return StepTime(seconds, "interpolated", (a, b))
+        share = (running - a) / (b - a)
+        return StepTime(seconds, "interpolated", (a, b), INTERPOLATION_ERROR * 4 * share * (1 - share))
     nearest = points[a] if running < a else points[b]
     seconds = max(nearest, seconds) if running > b else max(seconds, nearest * 0.5)
-    return StepTime(seconds, "extrapolated", (a, b))
+    return StepTime(seconds, "extrapolated", (a, b), EXTRAPOLATION_ERROR)
+
+
+def prior_needed(num_steps: int, running: float) -> float:
+    """Given the depth of a draft and the running requests, return the break-even accept length that published rows suggest.
+
+    For a server whose plain step was never measured. Right within PRIOR_ERROR for dense models on one GPU, and of no use
+    for a small mixture of experts (2.1 to 4 at batch 1) or a tiny target (5 and more).
+    """
+    growth = 1 + PRIOR_PER_DOUBLING * math.log2(max(1.0, running))
+    return (PRIOR_FIXED + PRIOR_PER_DRAFT * num_steps) * growth
 
 
 def needed_accept_len(spec_step_s: float, base_step_s: float) -> float:
@@ -150,13 +222,15 @@ def assess(
     cap: int | None,
     speculation: Speculation,
     baseline_steps_s: dict[float, float],
+    doubt: Doubt = USUAL_DOUBT,
 ) -> SpeculationAtLevel:
     """Given a level's windows and the baseline's step times, return what they say about speculation there.
 
-    `baseline_steps_s` maps running requests to seconds a step of the plain server; empty if it was never measured.
+    `baseline_steps_s` maps running requests to seconds a step of the plain server; empty if it was never measured, and
+    then the needed accept length is a prior.
     """
     steady = steady_windows(windows, concurrency, cap)
-    accept_len, drafts = accept_length(steady)
+    accept_len, drafts = accept_length(steady, speculation.ceiling, doubt.alpha)
     rate = decode_rate(steady)
     if rate is None or accept_len is None:
         return SpeculationAtLevel(
@@ -164,7 +238,9 @@ def assess(
         )
     running, tok_s = rate
     step = step_time_s(running, accept_len.mean, tok_s)
-    base = baseline_step(baseline_steps_s, running)
+    base = baseline_step(baseline_steps_s, running) or _prior_step(speculation, running, step)
+    other = doubt.against(base) if base else 0.0
+    within = _rate_error(steady, doubt.alpha)
     return SpeculationAtLevel(
         running=running,
         capped=running < STEADY_RATIO * concurrency and any((w.queued or 0) >= 1 for w in windows),
@@ -175,20 +251,69 @@ def assess(
         ceiling=speculation.ceiling,
         drafts=drafts,
         windows=len(steady),
+        speedup=_widened(tok_s * base.seconds / running, math.hypot(within, other)) if base else None,
+        needed_bounds=(
+            _widened(step / base.seconds, math.hypot(_step_error(steady, accept_len, within, doubt.alpha), other))
+            if base
+            else None
+        ),
     )
 
 
-def accept_length(windows: tuple[Window, ...]) -> tuple[Interval | None, int]:
-    """Given steady windows, return the accept length with a 95 % interval, and the verify steps it rests on.
+def _prior_step(speculation: Speculation, running: float, spec_step_s: float) -> StepTime | None:
+    """The plain step time at which the measured one would be what published rows suggest; None for an unknown depth."""
+    if speculation.num_steps is None:
+        return None
+    return StepTime(spec_step_s / prior_needed(speculation.num_steps, running), "prior", None, PRIOR_ERROR)
 
-    Where counters give verify steps, the mean is 1 + accepted/steps over all of them, which is exact; the interval
-    comes from the spread between windows. Otherwise it is the mean of the printed values.
+
+def _rate_error(windows: tuple[Window, ...], alpha: float) -> float:
+    """The relative half width of the output rate of one running request over the windows."""
+    return relative_half_width(
+        confidence_sequence([w.gen_tok_s / w.running for w in windows if w.running and w.gen_tok_s is not None], alpha)
+    )
+
+
+def _step_error(windows: tuple[Window, ...], accept_len: Interval, rate_error: float, alpha: float) -> float:
+    """The relative half width of the step time.
+
+    Where one window states accept length and rate, its step time is known, and the luck of its prompts cancels out;
+    where no window states both, the two errors add up.
+    """
+    steps = [
+        w.running * w.accept_len / w.gen_tok_s
+        for w in windows
+        if w.running and w.gen_tok_s and w.accept_len is not None
+    ]
+    if len(steps) >= CLEAN_MIN:
+        return relative_half_width(confidence_sequence(steps, alpha))
+    return math.hypot(rate_error, relative_half_width(accept_len))
+
+
+def _widened(mean: float, error: float) -> Interval:
+    return Interval(mean, max(0.0, mean * (1 - error)), mean * (1 + error))
+
+
+def _bounds(interval: Interval) -> str:
+    if not math.isfinite(interval.high):
+        return f"{interval.mean:.2f}"
+    return f"{interval.mean:.2f} ({interval.low:.2f} to {interval.high:.2f})"
+
+
+def accept_length(
+    windows: tuple[Window, ...], ceiling: float | None = None, alpha: float = 0.05
+) -> tuple[Interval | None, int]:
+    """Given steady windows, return the accept length with bounds, and the verify steps it rests on.
+
+    Where counters give verify steps, the mean is 1 + accepted/steps over all of them, which is exact; otherwise it is the
+    mean of the printed values. The bounds come from the spread between windows, hold at every look with probability
+    1 - alpha, and lie between 1 and the ceiling.
     """
     stated = [w for w in windows if w.accept_len is not None]
     drafts = sum(w.drafts for w in windows if w.drafts)
     if not stated:
         return None, drafts
-    spread = mean_interval([w.accept_len for w in stated if w.accept_len is not None])
+    spread = confidence_sequence([w.accept_len for w in stated if w.accept_len is not None], alpha)
     counted = [w for w in stated if w.drafts and w.accepted is not None]
     mean = spread.mean
     if counted:
@@ -197,26 +322,5 @@ def accept_length(windows: tuple[Window, ...]) -> tuple[Interval | None, int]:
     if not drafts:
         # SGLang prints no count: a window covers 40 steps of each running request (--decode-log-interval).
         drafts = round(sum(40 * (w.running or 1) for w in stated))
-    return Interval(mean, max(1.0, mean - half), mean + half), drafts
-
-
-@dataclass(frozen=True)
-class LossShares:
-    """How the loss against the baseline at a level splits, in tok/s: the running cap's part and speculation's own."""
-
-    total_tok_s: float
-    cap_tok_s: float
-    speculation_tok_s: float
-    plain_at_cap_tok_s: float
-
-
-def loss_shares(
-    baseline_tok_s: float, measured_tok_s: float, running: float, base_step_at_running_s: float
-) -> LossShares:
-    """Given both rates at a level and the plain step time at what really ran, return the shares of the loss.
-
-    A plain server held at the same running requests would give running / step; what lies between that and the baseline
-    is the cap's share, the rest is speculation's. A faster level has negative shares, which say what was gained.
-    """
-    at_cap = min(running / base_step_at_running_s, baseline_tok_s)
-    return LossShares(baseline_tok_s - measured_tok_s, baseline_tok_s - at_cap, at_cap - measured_tok_s, at_cap)
+    most = max(mean, ceiling) if ceiling is not None else math.inf
+    return Interval(mean, max(1.0, mean - half), min(most, mean + half)), drafts

@@ -32,7 +32,11 @@ class LevelReading(BaseModel):
 
 
 class LevelResult(BaseModel):
-    """One measured level as the store keeps it: figures, what ran, what speculation did, the rule that ended it."""
+    """One measured level as the store keeps it: figures, what ran, what speculation did, the rule that ended it.
+
+    `graph_ratio` is the share of the steady windows that decoded with a CUDA graph, `graph_max_batch` the largest batch
+    that has one, `preemptions` how often a request was put back for want of KV memory.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,8 +47,12 @@ class LevelResult(BaseModel):
     speculation: SpeculationAtLevel | None = None
     fired: Fired | None = None
     proposal: Fired | None = None
+    settled: Fired | None = None
     contradictions: tuple[str, ...] = ()
     reading: LevelReading | None = None
+    graph_ratio: float | None = None
+    graph_max_batch: int | None = None
+    preemptions: int = 0
 
     @property
     def step_s(self) -> float | None:
@@ -70,6 +78,7 @@ class TrialSoFar:
     """Everything a verdict is a function of. `baseline` is empty where no best-known was measured.
 
     `has_best` says that there is a best-known all the same: then a candidate without a baseline is compared with nothing.
+    `alpha` is the probability of a wrong verdict that the campaign's error budget grants it.
     """
 
     objective: Objective
@@ -80,6 +89,7 @@ class TrialSoFar:
     is_baseline: bool = False
     launch_noise: float = 0.0
     has_best: bool = False
+    alpha: float = 0.05
 
 
 def next_level(trial: TrialSoFar) -> int | None:

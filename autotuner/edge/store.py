@@ -182,6 +182,13 @@ class Store:
         row = self.db.one("SELECT basis FROM trials WHERE id = ?", trial_id)
         return BASIS.validate_json(row["basis"]) if row is not None and row["basis"] is not None else None
 
+    def alpha_spent(self, slot: str, after: int) -> float:
+        """Return what the concluded trials of a slot after this one have spent of its campaign's error budget."""
+        row = self.db.one(
+            "SELECT COALESCE(SUM(json_extract(basis, '$.alpha')), 0) FROM trials WHERE slot = ? AND id > ?", slot, after
+        )
+        return float(row[0]) if row else 0.0
+
     # --- launches
 
     def add_launch(self, launch: LaunchRow) -> None:
