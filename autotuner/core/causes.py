@@ -66,7 +66,7 @@ def split_loss(level: Level) -> tuple[Share, ...]:
     if level.running < STEADY_RATIO * level.concurrency:
         shares.append(_not_running(level, held))
     rest = (held if shares else level.baseline_tok_s) - level.measured_tok_s
-    shares += _of_steps(level, rest) if rest > 0 else [Share("speculation-gain", rest, "speculation itself, a gain")]
+    shares += _of_steps(level, rest) if rest > 0 else [Share("speculation-gain", rest, "speculation itself gained")]
     return tuple(sorted((s for s in shares if s.tok_s != 0), key=lambda s: -s.tok_s))
 
 

@@ -73,7 +73,7 @@ def misfit(expression: str, kinds: dict[str, type[Value]]) -> str:
 def _compile(expression: str) -> Condition:
     import celpy  # noqa: PLC0415
 
-    environment = celpy.Environment()
+    environment = celpy.Environment(runner_class=celpy.CompiledRunner)
     tree: Any = environment.compile(expression)
     for token in tree.scan_values(lambda token: token.type == "INT_LIT"):
         token.type = "FLOAT_LIT"

@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from autotuner.bench.measurement import Figures
-from autotuner.core.statistics import Interval, ratio_interval
+from autotuner.core.statistics import Z95, Interval, ratio_interval, z_of
 
 
 class _Strict(BaseModel):
@@ -74,8 +74,9 @@ def score(
     baseline: dict[int, Figures],
     noise: float,
     levels: tuple[int, ...] = (),
+    alpha: float = 0.05,
 ) -> Interval | None:
-    """Given both sides' figures by level, return the objective as a ratio to the baseline with its 95 % interval.
+    """Given both sides' figures by level, return the objective as a ratio to the baseline with bounds of confidence 1 - alpha.
 
     `levels` are the benchmark's, those of both sides if not given: a level that is missing must not hand its weight to
     another. None if a level that weighs something is missing or void on either side. `noise` is the relative standard deviation
@@ -90,7 +91,7 @@ def score(
         within = ratio_interval(_rate(figures[level]), _rate(baseline[level]), 0.0)
         log_mean += weight * math.log(max(within.mean, 1e-9))
         variance += (weight * (within.high - within.low) / 2 / max(within.mean, 1e-9)) ** 2
-    half = math.sqrt(variance + (1.96**2) * 2 * noise**2)
+    half = z_of(alpha) * math.sqrt(variance / Z95**2 + 2 * noise**2)
     mean = math.exp(log_mean)
     return Interval(mean, max(0.0, mean * (1 - half)), mean * (1 + half))
 

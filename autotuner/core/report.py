@@ -319,7 +319,11 @@ def _shares(report: TrialReport) -> str:
         if level is None or not shares or (result.speculation is None and shares[0].cause == "slower-step"):
             continue
         lost = level.baseline_tok_s - level.measured_tok_s
-        parts = [f"{100 * share.tok_s / lost:.0f} % is {share.words}" for share in shares if share.tok_s > 0]
-        gains = [f"{share.words} of {rate(-share.tok_s)} tok/s" for share in shares if share.tok_s < 0]
-        return f"of the {rate(lost)} tok/s lost at concurrency {result.concurrency}, " + ", ".join(parts + gains)
+        costs = [share for share in shares if share.tok_s > 0]
+        whole = sum(share.tok_s for share in costs)
+        parts = [
+            f"{'all' if len(costs) == 1 else f'{100 * share.tok_s / whole:.0f} %'} is {share.words}" for share in costs
+        ]
+        gained = "".join(f"; {share.words} {rate(-share.tok_s)} there" for share in shares if share.tok_s < 0)
+        return f"of the {rate(lost)} tok/s lost at concurrency {result.concurrency}, {', '.join(parts)}{gained}"
     return ""

@@ -126,7 +126,7 @@ class SpeculationAtLevel:
         text += f", {_bounds(self.needed_bounds)} needed{best}"
         if self.baseline_step is not None and self.baseline_step.known == "prior":
             return f"{text}: {self.pays}; the needed one is a prior, since no baseline was measured"
-        return f"{text}: {self.pays}; a plain server that runs as many requests is beaten by {_bounds(self.speedup)}"
+        return f"{text}: {self.pays}, {_bounds(self.speedup)} of the rate of a plain server that runs as many requests"
 
 
 def step_time_s(running: float, accept_len: float, gen_tok_s: float) -> float:

@@ -11,7 +11,7 @@ from statistics import NormalDist
 # Student's t, two-sided 95 %, by degrees of freedom; from the usual tables. Above 30 it is near 1.96 + 2.5/df.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
         2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
-Z95 = 1.96
+Z95 = NormalDist().inv_cdf(0.975)
 
 # Assumed relative standard deviation between two launches of the same server, until the host's own is measured by
 # launching the baseline again. On an H200 one configuration launched twice differed by 1 to 12 % up to concurrency 32.

@@ -145,7 +145,7 @@ def judge(trial: TrialSoFar) -> Judgement:
 
 
 def _compare(trial: TrialSoFar, figures: dict[int, Figures], baseline: dict[int, Figures]) -> Judgement:
-    result = score(trial.objective, figures, baseline, trial.launch_noise, trial.levels)
+    result = score(trial.objective, figures, baseline, trial.launch_noise, trial.levels, trial.alpha)
     if result is None:
         return Judgement(
             Verdict.INCONCLUSIVE,
@@ -153,7 +153,8 @@ def _compare(trial: TrialSoFar, figures: dict[int, Figures], baseline: dict[int,
             reasons=("a level that the objective weighs was not measured on both sides",),
         )
     asked = 1 + trial.objective.min_gain_ratio
-    shown = f"{result.mean:.3f} of the best-known's (95 % interval {result.low:.3f} to {result.high:.3f})"
+    interval = f"{100 * (1 - trial.alpha):.4g} % interval {result.low:.3f} to {result.high:.3f}"
+    shown = f"{result.mean:.3f} of the best-known's ({interval})"
     noise = f"with {100 * trial.launch_noise:.1f} % noise between launches"
     if result.low > asked:
         reason = f"the objective is {shown}, above {asked:g} {noise}"

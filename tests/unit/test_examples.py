@@ -12,9 +12,10 @@ from pydantic import BaseModel
 from autotuner.bench.workload import Benchmark
 from autotuner.cli import main
 from autotuner.core.candidate import CandidateFile, Launch
+from autotuner.core.causes import Level, split_loss
 from autotuner.core.objective import Constraints, Objective, score
 from autotuner.core.policy import FACTS, MOMENTS, Rule
-from autotuner.core.speculation import assess, loss_shares
+from autotuner.core.speculation import assess
 from autotuner.engines.base import Speculation, Window
 from autotuner.errors import AutotunerError
 from autotuner.settings import Budget, Settings, Slot
@@ -160,12 +161,14 @@ def test_the_campaigns_illustrations_are_computed_from_its_table() -> None:
     windows = (Window(source="log", running=48, queued=16, gen_tok_s=849, accept_len=1.65),) * 3
     found = assess(windows, 128, None, Speculation("EAGLE3", 3, 4), {1: 1 / 63.6, 128: 128 / 2370})
     assert found.baseline_step is not None
-    assert f"accept length 1.65, {found.needed:.2f} needed" in page
+    assert f"accept length 1.65 measured, {found.needed:.2f} needed" in page
+    assert found.speedup is not None
+    assert f"it gives {found.speedup.mean:.2f} of a plain server's rate" in page
     assert f"a plain step of {1000 * found.baseline_step.seconds:.1f} ms at 48 running" in page
-    loss = loss_shares(2370, 849, 48, found.baseline_step.seconds)
-    share = 100 * loss.cap_tok_s / loss.total_tok_s
-    assert f"of the {loss.total_tok_s:,.0f} tok/s lost at concurrency 128, {share:.0f} %" in page
-    assert f"would give about {loss.plain_at_cap_tok_s:,.0f})" in page
+    loss = split_loss(Level(128, 2370, 849, 48, found.baseline_step.seconds, found))
+    cap = next(share for share in loss if share.cause == "admission-cap")
+    total = sum(share.tok_s for share in loss)
+    assert f"of the {total:,.0f} tok/s lost at concurrency 128, {100 * cap.tok_s / total:.0f} % is {cap.words}" in page
     single = (Window(source="log", running=1, queued=0, gen_tok_s=62.9, accept_len=1.65),) * 3
     alone = assess(single, 1, None, Speculation("EAGLE3", 3, 4), {1: 1 / 82.5})
     assert f"below break-even: 1.65, and {alone.needed:.2f} needed" in page

@@ -23,6 +23,11 @@ SPEC: Facts = {
     "spec.accept_len_high": 1.70,
     "spec.accept_ratio": 0.22,
     "spec.needed": 3.0,
+    "spec.needed_low": 2.8,
+    "spec.needed_high": 3.2,
+    "spec.speedup": 0.9,
+    "spec.speedup_low": 0.82,
+    "spec.speedup_high": 0.98,
     "spec.ceiling": 4.0,
     "spec.verify_steps": 240.0,
     "spec.windows": 6.0,
@@ -36,6 +41,9 @@ SPEC: Facts = {
     "best.ratio_high": 0.40,
     "level.decides": True,
     "level.elapsed_s": 20.0,
+    "level.prompts": 40.0,
+    "level.rate_error": 0.019,
+    "trial.baseline": False,
     "level.output_tok_s": 849.0,
     "level.requests_ok": 50.0,
     "level.requests_failed": 0.0,
@@ -83,21 +91,20 @@ CASES: dict[str, tuple[Facts, list[dict[str, Any]]]] = {
     "below-break-even": (
         SPEC,
         [
-            {"spec.accept_len_high": 2.92},  # within the 3 % left for noise
-            {"spec.verify_steps": 199.0, "spec.accept_len_high": 2.5},  # 200 where less than a fifth is missing
-            {"spec.verify_steps": 99.0},  # and 100 where more is
-            {"spec.windows": 2.0},
+            {"spec.speedup_high": 1.0},
+            {"spec.verify_steps": 199.0},
+            {"level.prompts": 19.0},
             BROKEN,  # has its own rule and advice
             {"spec.on": False},
         ],
     ),
     "hopeless-at-this-level": (
-        {**SPEC, "spec.needed": 4.5, "spec.accept_len_high": 4.6},
-        [{"spec.needed": 4.4}, {"spec.verify_steps": 99.0}, {"spec.windows": 2.0}, BROKEN],
+        {**SPEC, "spec.needed_low": 4.1, "level.prompts": 1.0},
+        [{"spec.needed_low": 4.0}, {"spec.verify_steps": 49.0}, BROKEN, {"spec.on": False}],
     ),
     "too-few-verify-steps": (
         {**SPEC, "spec.verify_steps": 199.0},
-        [{"spec.verify_steps": 200.0}, {"spec.accept_len_high": 2.92}, {"spec.on": False}],
+        [{"spec.verify_steps": 200.0}, {"spec.speedup": 0.97}, {"spec.on": False}],
     ),
     "acceptance-below-prior": (
         {**SPEC, "best.measured": False},
@@ -107,14 +114,34 @@ CASES: dict[str, tuple[Facts, list[dict[str, Any]]]] = {
         SPEC,
         [{"spec.capped": False}, {"candidate.engine": "vllm"}, {"level.concurrency": 48.0}, {"spec.on": False}],
     ),
-    "hopelessly-slower": (
-        {**SPEC, "spec.on": False, "level.requests_ok": 128.0},
+    "cannot-win": (
+        {**SPEC, "spec.on": False, "level.requests_ok": 128.0, "best.ratio_high": 0.99},
         [
+            {"spec.on": True},
             {"level.decides": False},
-            {"best.ratio_high": 0.75},
-            {"level.elapsed_s": 4.9},
+            {"best.ratio_high": 1.0},
+            {"level.elapsed_s": 1.9},
             {"level.requests_ok": 127.0},
-            {"spec.on": True},  # has rules that say why it is slow
+        ],
+    ),
+    "cannot-win-speculating": (
+        {**SPEC, "best.ratio_high": 0.99, "spec.verify_steps": 400.0},
+        [
+            {"spec.on": False},
+            {"level.decides": False},
+            {"best.ratio_high": 1.0},
+            {"level.elapsed_s": 1.9},
+            {"spec.verify_steps": 399.0},
+            {"level.prompts": 19.0},
+        ],
+    ),
+    "known-well-enough": (
+        {**SPEC, "level.requests_ok": 256.0},
+        [
+            {"level.rate_error": 0.02},
+            {"level.elapsed_s": 4.9},
+            {"level.requests_ok": 255.0},
+            {"trial.baseline": True},
         ],
     ),
 }

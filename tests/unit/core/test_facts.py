@@ -1,5 +1,7 @@
 """What was read becomes the named facts of the rules; what is not known is left out."""
 
+import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -7,13 +9,23 @@ from unit.core.building import figures
 
 from autotuner.core.facts import LevelSoFar, StartSoFar, level_facts, server_facts, start_facts
 from autotuner.core.policy import FACT_BY_NAME, FACTS, Facts
-from autotuner.core.speculation import SpeculationAtLevel
+from autotuner.core.speculation import Doubt, SpeculationAtLevel, StepTime
 from autotuner.core.statistics import Interval
 from autotuner.engines.base import Diagnosis, Stage
 
 SPEC = SpeculationAtLevel(
-    running=48.0, capped=True, accept_len=Interval(1.9, 1.8, 2.0), needed=2.5, ceiling=4.0, drafts=300, windows=7
+    running=48.0,
+    capped=True,
+    accept_len=Interval(1.9, 1.8, 2.0),
+    needed=2.5,
+    baseline_step=StepTime(0.03, "measured"),
+    needed_bounds=Interval(2.5, 2.4, 2.6),
+    speedup=Interval(0.76, 0.7, 0.82),
+    ceiling=4.0,
+    drafts=300,
+    windows=7,
 )
+PRIOR = dataclasses.replace(SPEC, baseline_step=StepTime(0.03, "prior"))
 
 
 def so_far(**more: Any) -> LevelSoFar:
@@ -26,7 +38,8 @@ def so_far(**more: Any) -> LevelSoFar:
         "speculation": SPEC,
         "accept_ratio": 0.3,
         "best": figures(128, 2370.0, 20.0),
-        "launch_noise": 0.03,
+        "doubt": Doubt(0.05, 0.03),
+        "prompts": 40,
     }
     return LevelSoFar(**{**table, **more})
 
@@ -35,6 +48,7 @@ EVERYTHING: Facts = {
     **server_facts(alive=False, exit_code=-9, diagnosis=Diagnosis("killed", "it was killed")),
     **start_facts(StartSoFar(Stage.WEIGHTS, 10.0, 1800.0, 3.0, 600.0)),
     **level_facts(so_far(over=True)),
+    **level_facts(so_far(speculation=PRIOR, over=True)),
 }
 
 
@@ -57,6 +71,9 @@ def test_figures_become_facts_in_their_units() -> None:
     assert facts["best.ratio"] == pytest.approx(849 / 2370)
     assert facts["best.ratio_high"] > facts["best.ratio"]
     assert (facts["spec.accept_len_low"], facts["spec.accept_len"], facts["spec.accept_len_high"]) == (1.8, 1.9, 2.0)
+    assert (facts["spec.needed_low"], facts["spec.needed_high"]) == (2.4, 2.6)
+    assert (facts["spec.speedup_low"], facts["spec.speedup"], facts["spec.speedup_high"]) == (0.7, 0.76, 0.82)
+    assert facts["level.rate_error"] == pytest.approx(10 / 849)
     assert (facts["spec.needed"], facts["spec.ceiling"], facts["spec.verify_steps"]) == (2.5, 4.0, 300.0)
 
 
@@ -73,7 +90,12 @@ def test_figures_become_facts_in_their_units() -> None:
         ({"best": figures(8, 0.0)}, {"best.output_tok_s", "best.ratio"}),
         ({"speculation": None}, {"spec.accept_len", "spec.verify_steps", "spec.capped", "spec.needed"}),
         ({"speculation": SpeculationAtLevel()}, {"spec.accept_len", "spec.capped", "spec.needed", "spec.ceiling"}),
+        ({"speculation": PRIOR}, {"spec.needed", "spec.needed_low", "spec.speedup", "spec.speedup_high"}),
         ({"accept_ratio": None}, {"spec.accept_ratio"}),
+        (
+            {"figures": figures(128, 849.0, math.inf)},
+            {"level.output_tok_s_high", "level.rate_error", "best.ratio_high", "best.ratio_low"},
+        ),
         ({"over": False}, {"level.client_limited"}),
     ],
 )

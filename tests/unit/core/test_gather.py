@@ -19,7 +19,6 @@ def plan(**more: Any) -> LevelPlan:
         "speculation": Speculation("EAGLE3", 3),
         "baseline_steps_s": {8.0: 0.02},
         "best": figures(8, 400.0),
-        "launch_noise": 0.03,
     }
     return LevelPlan(**{**table, **more})
 

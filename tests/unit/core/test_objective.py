@@ -11,6 +11,7 @@ from unit.core.building import figures
 
 from autotuner.bench.measurement import Figures
 from autotuner.core.objective import Constraints, Objective, level_order, pareto_front, score, violations, weights_of
+from autotuner.core.statistics import Z95
 
 LEVELS = (1, 8, 32, 128)
 BUSIEST = Objective()
@@ -64,7 +65,7 @@ def test_the_noise_between_launches_counts_once_for_the_whole_score() -> None:
     for objective in (BUSIEST, MEAN):
         found = score(objective, side(c1=100.0, c8=100.0), side(c1=100.0, c8=100.0), 0.03)
         assert found is not None
-        assert found.high - 1 == pytest.approx(1.96 * math.sqrt(2) * 0.03)
+        assert found.high - 1 == pytest.approx(Z95 * math.sqrt(2) * 0.03)
 
 
 @pytest.mark.parametrize("bad", [None, figures(8, 0.0), figures(8, 100.0, void="the client was the limit")])

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from unit.core.building import windows
 
 from autotuner.core.speculation import (
+    PRIOR_ERROR,
+    Doubt,
     Pays,
     SpeculationAtLevel,
     StepTime,
@@ -18,8 +20,8 @@ from autotuner.core.speculation import (
     assess,
     baseline_step,
     decode_rate,
-    loss_shares,
     needed_accept_len,
+    prior_needed,
     steady_windows,
     step_time_s,
 )
@@ -33,6 +35,7 @@ BASE = {1: 63.6, 128: 2370.0}
 BASE_STEPS = {float(b): step_time_s(b, 1, rate) for b, rate in BASE.items()}
 MEASURED = {1: 62.9, 128: 849.0}
 CAP = 48
+SURE = Doubt(launch_noise=0.0)  # as if every launch were like every other: what is then left is what was measured
 
 with (Path(__file__).parent / "data" / "speculation-numbers.csv").open() as file:
     PUBLISHED = list(csv.DictReader(file))
@@ -46,11 +49,18 @@ def window(**more: Any) -> Window:
 
 
 def test_at_one_stream_the_ready_made_drafter_needed_an_accept_length_of_1_67_and_had_1_65() -> None:
-    found = assess(windows(1, MEASURED[1], 1.65), 1, CAP, EAGLE3, BASE_STEPS)
+    found = assess(windows(1, MEASURED[1], 1.65), 1, CAP, EAGLE3, BASE_STEPS, SURE)
     assert found.needed == pytest.approx(1.67, abs=0.005)
     assert found.baseline_step == StepTime(1 / 63.6, "measured")
     assert found.pays is Pays.NO
     assert not found.capped
+
+
+def test_a_loss_of_one_percent_is_no_loss_where_launches_differ_by_three() -> None:
+    found = assess(windows(1, MEASURED[1], 1.65), 1, CAP, EAGLE3, BASE_STEPS)
+    assert found.speedup is not None
+    assert found.speedup.low < 1 < found.speedup.high
+    assert found.pays is Pays.UNKNOWN
 
 
 def test_the_plain_step_at_the_cap_is_interpolated_to_29_9_ms() -> None:
@@ -58,18 +68,6 @@ def test_the_plain_step_at_the_cap_is_interpolated_to_29_9_ms() -> None:
     assert step is not None
     assert 1000 * step.seconds == pytest.approx(29.9, abs=0.05)
     assert (step.known, step.between) == ("interpolated", (1.0, 128.0))
-
-
-def test_about_half_of_the_loss_at_128_was_the_cap_of_48_running_requests() -> None:
-    found = assess(windows(CAP, MEASURED[128], 1.65, queued=16.0), 128, CAP, EAGLE3, BASE_STEPS)
-    assert found.running == CAP
-    assert found.capped
-    assert found.baseline_step is not None
-    shares = loss_shares(BASE[128], MEASURED[128], CAP, found.baseline_step.seconds)
-    assert shares.total_tok_s == pytest.approx(1521)
-    assert shares.plain_at_cap_tok_s == pytest.approx(1600, abs=10)
-    assert shares.cap_tok_s / shares.total_tok_s == pytest.approx(0.5, abs=0.02)
-    assert shares.cap_tok_s + shares.speculation_tok_s == pytest.approx(shares.total_tok_s)
 
 
 def test_at_the_cap_the_drafter_was_far_below_what_was_needed() -> None:
@@ -108,7 +106,7 @@ def test_recorded_times_per_token_give_the_recorded_break_even(
 ) -> None:
     base = {float(b): ms / 1000 for b, ms in TPOT_BASE.items()}
     rate = concurrency * 1000 / tpot[concurrency]
-    found = assess(windows(concurrency, rate, 1.65), concurrency, None, EAGLE3, base)
+    found = assess(windows(concurrency, rate, 1.65), concurrency, None, EAGLE3, base, SURE)
     assert found.needed is not None
     assert low <= found.needed <= high
     assert found.pays is (Pays.HOPELESS if concurrency == 128 else Pays.NO)
@@ -118,7 +116,7 @@ def test_at_128_no_drafter_of_three_steps_could_win_on_that_machine() -> None:
     """Break-even was above the ceiling of 4, which even an accept length of 3.99 does not change."""
     base = {128.0: TPOT_BASE[128] / 1000}
     step_s = TPOT_UNCAPPED[128] / 1000 * 1.65
-    found = assess(windows(128, 128 * 3.99 / step_s, 3.99), 128, None, EAGLE3, base)
+    found = assess(windows(128, 128 * 3.99 / step_s, 3.99), 128, None, EAGLE3, base, SURE)
     assert found.needed is not None
     assert found.needed > 4.0
     assert found.pays is Pays.HOPELESS
@@ -137,7 +135,7 @@ def test_published_speedups_agree_with_accept_length_over_break_even(row: dict[s
     spec = float(row["spec_tok_s"]) if both else base * speedup
     depth = int(row["num_steps"])
     steps = {running: step_time_s(running, 1, base)}
-    found = assess(windows(running, spec, accept_len), round(running), None, Speculation("x", depth), steps)
+    found = assess(windows(running, spec, accept_len), round(running), None, Speculation("x", depth), steps, SURE)
     assert found.needed == pytest.approx(accept_len / speedup, rel=0.01 / speedup), "speedups are given to 0.01"
     if abs(speedup - 1) > 0.005:
         pays = accept_len > found.needed
@@ -185,29 +183,109 @@ def test_a_bad_drafter_gives_the_break_even_of_a_good_one(bad: float, good: floa
     assert found[1].needed == pytest.approx(2.0)
 
 
-INTERVAL = Interval(2.0, 1.9, 2.1)
+def between(low: float, high: float) -> Interval:
+    return Interval((low + high) / 2, low, high)
 
 
 @pytest.mark.parametrize(
-    ("accept_len", "needed", "ceiling", "pays"),
+    ("accept_len", "needed", "speedup", "ceiling", "pays"),
     [
-        (None, 2.0, 4.0, Pays.UNKNOWN),
-        (Interval(1.0, 1.0, 1.0), 2.0, 4.0, Pays.BROKEN),
-        (Interval(1.01, 1.0, 1.019), None, None, Pays.BROKEN),
-        (Interval(1.01, 1.0, 1.021), 2.0, 4.0, Pays.NO),
-        (INTERVAL, None, 4.0, Pays.UNKNOWN),
-        (INTERVAL, 1.89, 4.0, Pays.YES),
-        (INTERVAL, 1.9, 4.0, Pays.UNKNOWN),
-        (INTERVAL, 2.1, 4.0, Pays.UNKNOWN),
-        (INTERVAL, 2.11, 4.0, Pays.NO),
-        (INTERVAL, 4.01, 4.0, Pays.HOPELESS),
-        (INTERVAL, 4.01, None, Pays.NO),
+        (None, between(1.9, 2.1), between(0.9, 1.1), 4.0, Pays.UNKNOWN),
+        (between(1.0, 1.0), between(1.9, 2.1), between(0.4, 0.6), 4.0, Pays.BROKEN),
+        (between(1.0, 1.019), None, None, None, Pays.BROKEN),
+        (between(1.0, 1.021), between(1.9, 2.1), between(0.4, 0.6), 4.0, Pays.NO),
+        (between(1.9, 2.1), None, None, 4.0, Pays.UNKNOWN),
+        (between(1.9, 2.1), between(1.5, 1.9), between(1.001, 1.3), 4.0, Pays.YES),
+        (between(1.9, 2.1), between(1.5, 1.9), between(1.0, 1.3), 4.0, Pays.UNKNOWN),
+        (between(1.9, 2.1), between(1.9, 2.6), between(0.8, 1.0), 4.0, Pays.UNKNOWN),
+        (between(1.9, 2.1), between(1.9, 2.6), between(0.8, 0.999), 4.0, Pays.NO),
+        (between(1.9, 2.1), between(4.01, 4.5), between(0.4, 0.6), 4.0, Pays.HOPELESS),
+        (between(1.9, 2.1), between(4.0, 4.5), between(0.4, 0.6), 4.0, Pays.NO),
+        (between(1.9, 2.1), between(4.01, 4.5), between(0.4, 0.6), None, Pays.NO),
     ],
 )
 def test_the_reading_of_a_level_needs_the_whole_interval_on_one_side(
-    accept_len: Interval | None, needed: float | None, ceiling: float | None, pays: Pays
+    accept_len: Interval | None,
+    needed: Interval | None,
+    speedup: Interval | None,
+    ceiling: float | None,
+    pays: Pays,
 ) -> None:
-    assert SpeculationAtLevel(accept_len=accept_len, needed=needed, ceiling=ceiling).pays is pays
+    found = SpeculationAtLevel(accept_len=accept_len, needed_bounds=needed, speedup=speedup, ceiling=ceiling)
+    assert found.pays is pays
+
+
+def test_the_bounds_of_the_comparison_count_every_doubt() -> None:
+    """Noise between launches, the baseline's own, and that of a step that was not measured: each widens it, alone and together."""
+
+    def width(doubt: Doubt, base: dict[float, float] = BASE_STEPS, running: float = 128) -> float:
+        found = assess(windows(running, 100.0, 2.0), round(running), None, EAGLE3, base, doubt)
+        assert found.speedup is not None
+        return (found.speedup.high - found.speedup.mean) / found.speedup.mean
+
+    assert width(SURE) == pytest.approx(0.0, abs=1e-9), "windows that all say the same"
+    assert width(Doubt(0.05, 0.03)) == pytest.approx(1.96 * math.sqrt(2) * 0.03, rel=1e-3)
+    assert width(Doubt(0.05, 0.0, 0.04)) == pytest.approx(0.04, rel=1e-3)
+    assert width(Doubt(0.05, 0.03, 0.04)) == pytest.approx(math.hypot(1.96 * math.sqrt(2) * 0.03, 0.04), rel=1e-3)
+    assert width(SURE, running=64.5) == pytest.approx(0.10, rel=1e-2), "half way between two levels"
+    assert width(SURE, running=300) == pytest.approx(0.30, rel=1e-2), "beyond them"
+    assert width(Doubt(0.001, 0.03)) == pytest.approx(3.2905 * math.sqrt(2) * 0.03, rel=1e-3)
+
+
+def test_the_luck_of_the_prompts_cancels_out_of_the_needed_accept_length() -> None:
+    """Accept length and rate rise and fall together; their quotient, the step time, stands still."""
+    seen = tuple(w for al in (1.5, 2.0, 2.5, 1.8, 2.2, 1.6) for w in windows(8, 8 * al / 0.04, al, 1))
+    found = assess(seen, 8, None, EAGLE3, {8.0: 0.02}, SURE)
+    assert found.needed_bounds is not None
+    assert found.speedup is not None
+    assert found.needed_bounds.high - found.needed_bounds.low == pytest.approx(0.0, abs=1e-9)
+    assert found.speedup.high - found.speedup.low > 0.2
+
+
+def test_where_no_window_states_both_the_errors_of_accept_length_and_rate_add_up() -> None:
+    lens = tuple(window(gen_tok_s=None, running=None, accept_len=al) for al in (1.9, 2.0, 2.1, 2.0, 1.9, 2.1))
+    rates = tuple(window(gen_tok_s=r, accept_len=None) for r in (390.0, 400.0, 410.0, 400.0, 395.0, 405.0))
+    found = assess(lens + rates, 8, None, EAGLE3, {8.0: 0.02}, SURE)
+    assert found.accept_len is not None
+    assert found.needed_bounds is not None
+    assert found.speedup is not None
+    apart = [(i.high - i.mean) / i.mean for i in (found.accept_len, found.speedup)]
+    assert (found.needed_bounds.high - found.needed_bounds.mean) / found.needed_bounds.mean == pytest.approx(
+        math.hypot(*apart), rel=1e-3
+    )
+
+
+def test_without_a_baseline_the_needed_accept_length_is_a_prior_and_no_verdict() -> None:
+    found = assess(windows(8, 100.0, 2.0), 8, None, EAGLE3, {})
+    assert found.baseline_step is not None
+    assert (found.baseline_step.known, found.baseline_step.error) == ("prior", PRIOR_ERROR)
+    assert found.needed == pytest.approx(prior_needed(3, 8))
+    assert found.needed_bounds is not None
+    assert found.needed_bounds.low == pytest.approx(
+        found.needed * (1 - math.hypot(0.35, 1.96 * math.sqrt(2) * 0.03)), rel=1e-3
+    )
+    assert "is a prior, since no baseline was measured" in str(found)
+    unknown_depth = assess(windows(8, 100.0, 2.0), 8, None, Speculation("ngram", None), {})
+    assert (unknown_depth.needed, unknown_depth.pays) == (None, Pays.UNKNOWN)
+    assert unknown_depth.step_s == pytest.approx(8 * 2.0 / 100.0)
+
+
+@pytest.mark.parametrize(
+    ("depth", "running", "low", "high"), [(2, 2, 1.3, 1.7), (3, 1, 1.4, 1.65), (3, 8, 1.6, 2.1), (3, 32, 2.0, 2.5), (3, 64, 2.0, 2.6)]
+)  # fmt: skip
+def test_the_prior_lies_among_the_published_rows_of_dense_models(
+    depth: int, running: float, low: float, high: float
+) -> None:
+    assert low <= prior_needed(depth, running) <= high
+
+
+def test_what_is_found_is_said_in_a_sentence_an_engineer_agrees_with() -> None:
+    found = assess(windows(8, 300.0, 1.65), 8, None, EAGLE3, {8.0: 8 / 400}, Doubt(0.05, 0.03))
+    assert str(found) == (
+        "accept length 1.65 (1.65 to 1.65) measured, 2.20 (2.02 to 2.38) needed, 4.00 the best possible: below break-even, "
+        "0.75 (0.69 to 0.81) of the rate of a plain server that runs as many requests"
+    )
+    assert str(SpeculationAtLevel()) == "no accept length was reported"
 
 
 def test_the_ceiling_is_the_depth_and_the_bonus_token() -> None:
@@ -225,16 +303,16 @@ def test_a_measured_point_is_used_as_it_is_and_says_so() -> None:
 
 def test_between_levels_the_step_time_is_linear_and_the_entry_can_name_them() -> None:
     assert baseline_step({1.0: 0.010, 11.0: 0.020, 100.0: 0.5}, 6.0) == StepTime(
-        pytest.approx(0.015), "interpolated", (1.0, 11.0)
+        pytest.approx(0.015), "interpolated", (1.0, 11.0), pytest.approx(0.10)
     )  # type: ignore[arg-type]
 
 
 def test_beyond_the_levels_it_is_extended_and_called_so() -> None:
     beyond = baseline_step({1.0: 0.010, 11.0: 0.020}, 21.0)
-    assert beyond == StepTime(pytest.approx(0.030), "extrapolated", (1.0, 11.0))  # type: ignore[arg-type]
-    assert baseline_step({8.0: 0.02}, 64.0) == StepTime(0.02, "extrapolated", (8.0, 8.0))
+    assert beyond == StepTime(pytest.approx(0.030), "extrapolated", (1.0, 11.0), 0.30)  # type: ignore[arg-type]
+    assert baseline_step({8.0: 0.02}, 64.0) == StepTime(0.02, "extrapolated", (8.0, 8.0), 0.30)
     below = baseline_step({10.0: 0.01, 20.0: 0.5}, 1.0)
-    assert below == StepTime(0.005, "extrapolated", (10.0, 20.0)), "never absurdly short"
+    assert below == StepTime(0.005, "extrapolated", (10.0, 20.0), 0.30), "never absurdly short"
 
 
 @given(
@@ -318,12 +396,17 @@ def test_counted_steps_give_the_exact_accept_length() -> None:
 
 
 def test_printed_accept_lengths_are_averaged_with_an_interval_and_their_steps_estimated() -> None:
-    lines = tuple(window(accept_len=al, running=2.0) for al in (1.9, 2.0, 2.1))
+    lines = tuple(window(accept_len=al, running=2.0) for al in (1.9, 2.0, 2.1, 2.1, 1.9, 2.0))
     found, drafts = accept_length(lines)
     assert found is not None
     assert found.mean == pytest.approx(2.0)
-    assert found.high - found.mean == pytest.approx(4.303 * 0.1 / math.sqrt(3), rel=1e-3)
-    assert drafts == 3 * 40 * 2
+    assert (found.low, found.high) == (pytest.approx(2.0 - 0.212, abs=0.001), pytest.approx(2.0 + 0.212, abs=0.001))
+    assert drafts == 6 * 40 * 2
+
+
+def test_an_accept_length_is_never_said_to_be_above_what_its_depth_allows() -> None:
+    found, _ = accept_length((window(accept_len=2.0), window(accept_len=3.0)), ceiling=4.0)
+    assert found == Interval(2.5, 1.0, 4.0), "two windows bound nothing but what must be"
 
 
 def test_an_accept_length_is_never_said_to_be_below_one() -> None:
@@ -333,28 +416,7 @@ def test_an_accept_length_is_never_said_to_be_below_one() -> None:
     assert accept_length((window(accept_len=None),)) == (None, 0)
 
 
-def test_without_a_baseline_or_telemetry_nothing_is_claimed() -> None:
-    no_base = assess(windows(8, 100.0, 2.0), 8, None, EAGLE3, {})
-    assert (no_base.needed, no_base.pays) == (None, Pays.UNKNOWN)
-    assert no_base.step_s == pytest.approx(8 * 2.0 / 100.0)
+def test_without_telemetry_nothing_is_claimed() -> None:
     nothing = assess((), 8, None, EAGLE3, BASE_STEPS)
     assert (nothing.accept_len, nothing.running, nothing.windows, nothing.pays) == (None, None, 0, Pays.UNKNOWN)
     assert nothing.ceiling == 4.0
-
-
-# --- whose loss
-
-
-@given(st.floats(10, 5000), st.floats(1, 5000), st.floats(1, 256), st.floats(0.001, 0.2))
-def test_the_shares_of_a_loss_add_up_and_the_cap_never_gains(
-    base: float, measured: float, running: float, step: float
-) -> None:
-    shares = loss_shares(base, measured, running, step)
-    assert shares.cap_tok_s + shares.speculation_tok_s == pytest.approx(shares.total_tok_s, abs=1e-6)
-    assert shares.cap_tok_s >= 0
-    assert shares.plain_at_cap_tok_s <= base
-
-
-def test_a_server_faster_than_the_baseline_has_negative_shares_which_say_what_was_gained() -> None:
-    shares = loss_shares(1000.0, 1500.0, 100, 0.1)
-    assert (shares.total_tok_s, shares.cap_tok_s, shares.speculation_tok_s) == (-500.0, 0.0, -500.0)

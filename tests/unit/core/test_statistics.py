@@ -1,6 +1,7 @@
 """Intervals that say what they say in a textbook."""
 
 import math
+import random
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,11 @@ from hypothesis import strategies as st
 
 from autotuner.core.statistics import (
     LAUNCH_NOISE_PRIOR,
+    Z95,
     Interval,
+    budget_share,
+    confidence_sequence,
+    correlation_factor,
     launch_noise,
     mean_interval,
     median,
@@ -16,6 +21,7 @@ from autotuner.core.statistics import (
     ratio_interval,
     relative_half_width,
     t95,
+    z_of,
 )
 
 numbers = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
@@ -103,7 +109,7 @@ def test_the_noise_between_launches_counts_on_both_sides_of_a_ratio() -> None:
     exact = Interval(100.0, 100.0, 100.0)
     found = ratio_interval(Interval(110.0, 110.0, 110.0), exact, 0.03)
     assert found.mean == pytest.approx(1.1)
-    assert found.high - found.mean == pytest.approx(1.1 * 1.96 * 0.03 * math.sqrt(2))
+    assert found.high - found.mean == pytest.approx(1.1 * Z95 * 0.03 * math.sqrt(2))
 
 
 def test_relative_errors_of_a_ratio_add_in_squares() -> None:
@@ -146,3 +152,102 @@ def test_many_repeats_give_their_own_standard_deviation() -> None:
 def test_half_widths_are_shares_of_the_mean() -> None:
     assert relative_half_width(Interval(10.0, 9.0, 11.0)) == pytest.approx(0.1)
     assert relative_half_width(Interval(0.0, 0.0, 0.0)) == math.inf
+
+
+# --- bounds that hold at every look
+
+
+def test_the_bounds_are_those_of_the_published_formula() -> None:
+    """Five values, mean 10, variance 2.5; BF = (1+5g)^-1/2 ((1+t2/4) / (1+t2/(4(1+5g))))^(5/2) = 1/alpha, with g = 10."""
+    found = confidence_sequence([8.0, 10.0, 12.0, 9.0, 11.0], 0.05)
+    assert found.mean == 10.0
+    t2 = ((found.high - 10.0) / math.sqrt(2.5 / 5)) ** 2
+    bayes = (1 + 50) ** -0.5 * ((1 + t2 / 4) / (1 + t2 / (4 * 51))) ** 2.5
+    assert bayes == pytest.approx(20.0)
+    assert found.high - found.mean == pytest.approx(found.mean - found.low)
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [1.0, 1.1]])
+def test_before_there_are_enough_values_nothing_is_bounded(values: list[float]) -> None:
+    found = confidence_sequence(values, 0.05)
+    assert (found.low, found.high) == (-math.inf, math.inf)
+    assert found.mean == pytest.approx(sum(values) / len(values) if values else 0.0)
+
+
+def test_a_smaller_error_asks_for_more_values_before_it_bounds_anything() -> None:
+    values = [1.0, 1.1, 0.9, 1.0, 1.05]
+    assert confidence_sequence(values[:3], 0.05).high < math.inf
+    assert confidence_sequence(values[:3], 0.0005).high == math.inf
+    assert confidence_sequence(values, 0.0005).high < math.inf
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.3])
+def test_looking_after_every_value_is_no_cheating(correlation: float) -> None:
+    """Of 1,000 runs of 40 values, each looked at 40 times, few ever exclude the truth; Student's interval fails in a third."""
+    rng = random.Random(4)
+    wrong = cheated = 0
+    for _ in range(1000):
+        value, values, outside, outside_t = rng.gauss(0, 1), [], False, False
+        for _ in range(40):
+            value = correlation * value + math.sqrt(1 - correlation**2) * rng.gauss(0, 1)
+            values.append(value)
+            bound, textbook = confidence_sequence(values, 0.05), mean_interval(values)
+            outside |= not bound.low <= 0 <= bound.high
+            outside_t |= len(values) > 1 and not textbook.low <= 0 <= textbook.high
+        wrong += outside
+        cheated += outside_t
+    assert wrong <= (50 if not correlation else 100)
+    assert cheated > 250
+
+
+def test_the_bounds_narrow_with_more_values_and_widen_with_less_error() -> None:
+    values = [1.0, 1.1, 0.9, 1.05, 0.95] * 8
+
+    def width(n: int, alpha: float) -> float:
+        found = confidence_sequence(values[:n], alpha)
+        return found.high - found.low
+
+    assert width(40, 0.05) < width(20, 0.05) < width(10, 0.05) < width(10, 0.01)
+    assert width(40, 0.05) > 2 * (mean_interval(values).high - 1.0), "wider than an interval for one look"
+
+
+def test_correlated_neighbours_raise_the_variance_of_their_mean() -> None:
+    rng = random.Random(1)
+    independent = [rng.gauss(0, 1) for _ in range(2000)]
+    walk, value = [], 0.0
+    for noise in independent:
+        value = 0.5 * value + noise
+        walk.append(value)
+    assert correlation_factor(independent) == pytest.approx(1.0, abs=0.15)
+    assert correlation_factor(walk) == pytest.approx(3.0, abs=0.4)
+    assert correlation_factor([1.0, -1.0] * 10) == 1.0, "alternating values do not narrow anything"
+    assert correlation_factor([1.0, 2.0, 3.0]) == correlation_factor([]) == correlation_factor([5.0] * 9) == 1.0
+    assert correlation_factor([float(n) for n in range(200)]) == pytest.approx(19.0), "a trend is bounded"
+
+
+@pytest.mark.parametrize(("alpha", "z"), [(0.05, 1.960), (0.01, 2.576), (0.001, 3.291)])
+def test_normal_quantiles_are_those_of_the_tables(alpha: float, z: float) -> None:
+    assert z_of(alpha) == pytest.approx(z, abs=0.0005)
+
+
+@given(st.floats(0.001, 0.5), st.lists(st.integers(1, 30), min_size=1, max_size=60))
+def test_a_campaign_never_spends_more_than_its_error_budget(budget: float, queue: list[int]) -> None:
+    spent = 0.0
+    for left in queue:
+        share = budget_share(budget, spent, left)
+        assert share >= 0
+        spent += share
+    assert spent <= budget * (1 + 1e-9)
+
+
+def test_the_trials_that_are_known_share_half_of_what_is_left() -> None:
+    assert budget_share(0.05, 0.0, 10) == pytest.approx(0.0025)
+    assert budget_share(0.05, 0.03, 1) == pytest.approx(0.01)
+    assert budget_share(0.05, 0.0, 0) == pytest.approx(0.025), "a trial that nobody counted is one"
+    assert budget_share(0.05, 0.06, 4) == 0.0
+
+
+def test_a_ratio_of_smaller_error_is_wider_by_the_quantile() -> None:
+    exact = Interval(100.0, 100.0, 100.0)
+    found = ratio_interval(exact, exact, 0.03, 0.001)
+    assert found.high - 1 == pytest.approx(z_of(0.001) * math.sqrt(2) * 0.03)

@@ -1,0 +1,1 @@
+"""Campaigns in virtual time: the product's own decisions on servers that are made of recorded and published figures."""
