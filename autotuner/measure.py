@@ -95,8 +95,8 @@ class _Level:
             cap=(effective.running_cap if effective else None) or self.log.running_cap,
             speculation=self.engine.speculation(self.candidate),
             baseline_steps_s=baseline_steps(baseline),
-            best=best.figures if best else None,
-            launch_noise=outcome.noise_of(self.ctx, self.trial.benchmark_hash),
+            best=best.figures if best and not self.trial.is_baseline else None,
+            launch_noise=outcome.noise_of(self.ctx, self.trial),
             graph_max_batch=effective.graph_max_batch if effective else None,
             engine_version=effective.version if effective else None,
         )

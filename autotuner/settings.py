@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from autotuner.bench.workload import Benchmark
+from autotuner.core.confirm import Noise
 from autotuner.core.objective import Objective
 from autotuner.core.policy import Policy, load_policy
 from autotuner.core.source import Source, problem_at, validate, wrong_at
@@ -101,6 +102,7 @@ class Settings(_Strict):
     slots: dict[SlotName, Slot] = Field(min_length=1)
     benchmarks: dict[str, Benchmark] = Field(default_factory=lambda: {"default": Benchmark()}, min_length=1)
     objective: Objective = Objective()
+    noise: Noise = Noise()
     budget: Budget = Budget()
     window: tuple[Window, ...] = ()
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
         2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
 Z95 = 1.96
+Z99 = 2.576
 
 # Assumed relative standard deviation between two launches of the same server, until the host's own is measured by
 # launching the baseline again. On an H200 one configuration launched twice differed by 1 to 12 % up to concurrency 32.
@@ -65,19 +66,29 @@ def relative_half_width(interval: Interval) -> float:
     return (interval.high - interval.low) / 2 / interval.mean if interval.mean > 0 else math.inf
 
 
-def ratio_interval(numerator: Interval, denominator: Interval, launch_noise: float) -> Interval:
-    """Given two measured rates from two launches, return their ratio with a 95 % interval.
+def ratio_interval(
+    numerator: Interval, denominator: Interval, launch_noise: float, launches: tuple[int, int] = (1, 1)
+) -> Interval:
+    """Given two measured rates, each the mean of so many `launches`, return their ratio with a 95 % interval.
 
-    Adds three relative variances (first-order error propagation): within each measurement, and twice the between-launch
-    noise (a relative standard deviation), since each side was one launch. Assumes the three to be independent.
+    Adds three relative variances (first-order error propagation): within each measurement, and between launches.
+    `launch_noise` is the relative standard deviation of one launch. Assumes the three to be independent.
     """
     if denominator.mean <= 0:
         return Interval(math.inf, 0.0, math.inf)
     ratio = numerator.mean / denominator.mean
     within = (relative_half_width(numerator) / Z95) ** 2 if numerator.mean > 0 else 0.0
     within += (relative_half_width(denominator) / Z95) ** 2
-    half = Z95 * math.sqrt(within + 2 * launch_noise**2)
+    half = Z95 * math.sqrt(within + between_launches(launch_noise, launches))
     return Interval(ratio, max(0.0, ratio * (1 - half)), ratio * (1 + half))
+
+
+def between_launches(launch_noise: float, launches: tuple[int, int]) -> float:
+    """Given the relative standard deviation of one launch and each side's launches, return the variance of their ratio.
+
+    That of a ratio of two means, to first order: noise^2 (1 / n_a + 1 / n_b).
+    """
+    return launch_noise**2 * (1 / launches[0] + 1 / launches[1])
 
 
 def launch_noise(repeats: list[float]) -> float:

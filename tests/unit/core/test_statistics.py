@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from autotuner.core.statistics import (
     LAUNCH_NOISE_PRIOR,
     Interval,
+    between_launches,
     launch_noise,
     mean_interval,
     median,
@@ -104,6 +105,14 @@ def test_the_noise_between_launches_counts_on_both_sides_of_a_ratio() -> None:
     found = ratio_interval(Interval(110.0, 110.0, 110.0), exact, 0.03)
     assert found.mean == pytest.approx(1.1)
     assert found.high - found.mean == pytest.approx(1.1 * 1.96 * 0.03 * math.sqrt(2))
+
+
+def test_the_noise_of_a_ratio_falls_with_the_launches_of_either_side() -> None:
+    exact = Interval(100.0, 100.0, 100.0)
+    assert between_launches(0.03, (1, 1)) == pytest.approx(2 * 0.03**2)
+    for launches in ((2, 1), (1, 2)):
+        found = ratio_interval(exact, exact, 0.03, launches)
+        assert found.high - 1 == pytest.approx(1.96 * 0.03 * math.sqrt(1.5))
 
 
 def test_relative_errors_of_a_ratio_add_in_squares() -> None:
