@@ -57,7 +57,7 @@ class _Item:
 @click.option(
     "--no-preflight", is_flag=True, help="Do not check flags against the installed program; let it say so itself."
 )
-@click.option("--wait", is_flag=True, help="Wait until all of them are concluded, with a live line.")
+@click.option("--wait", is_flag=True, help="Wait until all of them are concluded and their wins confirmed.")
 @click.option("--timeout", type=float, metavar="S", help="With --wait: give up waiting after so many seconds.")
 @slot_option
 @json_option
@@ -310,14 +310,16 @@ def _wait(state: State, items: list[_Item], timeout: float | None, *, quiet: boo
     if state.daemon_pid is None:
         raise Refused("nothing works the queue: no daemon is running; start it with: autotuner daemon")
 
+    def trials(item: _Item) -> list[Trial]:
+        """The item's own trial, and whatever was queued to confirm its win."""
+        return [state.store.trial(item.trial or 0), *state.store.confirming(item.trial or 0)]
+
     def done() -> bool:
-        return all(
-            state.store.trial(item.trial or 0).state in {TrialState.DONE, TrialState.CANCELLED} for item in wanted
-        )
+        return all(t.state in {TrialState.DONE, TrialState.CANCELLED} for item in wanted for t in trials(item))
 
     wait_until(done, lambda: describe_slot(state.status(), wanted[0].slot, clock.monotonic_s()), timeout, quiet=quiet)
     for item in wanted:
-        trial = state.store.trial(item.trial or 0)
+        trial = [t for t in trials(item) if not t.is_baseline][-1]
         item.status = str(trial.verdict or trial.state)
         if not quiet:
             click.echo(f"{trial.name}: {item.status}: {'; '.join(trial.reasons)}")
