@@ -95,7 +95,7 @@ class _Level:
             cap=(effective.running_cap if effective else None) or self.log.running_cap,
             speculation=self.engine.speculation(self.candidate),
             baseline_steps_s=baseline_steps(baseline),
-            best=best.figures if best and not self.trial.is_baseline else None,
+            best=best.figures if best else None,
             launch_noise=outcome.noise_of(self.ctx, self.trial),
             graph_max_batch=effective.graph_max_batch if effective else None,
             engine_version=effective.version if effective else None,
@@ -219,7 +219,12 @@ class _Level:
         }
         if self.resolved is not None and self.resolved.effective.version is not None:
             trial["candidate.effective_differences"] = float(len(self.resolved.differences))
-        return {**trial, **level_facts(self.gather.so_far(final))}
+        facts = {**trial, **level_facts(self.gather.so_far(final))}
+        if self.trial.is_baseline:
+            # It is held against nothing: a host that became slower must show in its record, not end its measurement.
+            facts = {name: value for name, value in facts.items() if not name.startswith("best.ratio")}
+            facts["best.measured"] = True
+        return facts
 
     def _look(self, on: When, facts: Facts) -> Fired | None:
         """Have the rules look; return the first that ends the level, keep the first that proposes a candidate."""

@@ -188,21 +188,21 @@ def _compare(trial: TrialSoFar, figures: dict[int, Figures], runs: tuple[dict[in
     if trial.win is not None:
         before = f", {trial.win.score.mean:.3f} then," if trial.win.score else ""
         won = f"the win of trial {trial.win.trial}{before}"
-    if result.low > asked:
+    if result.low > asked and not trial.is_best:
         reason = f"{shown}, above {asked:g} {noise}"
-        if trial.is_best:
-            reason = f"it is the best-known itself, measured again: {reason}"
-            return Judgement(Verdict.PASS, promote=False, reasons=(reason,), score=result)
         if won:
             reason = f"{won} {'holds so far' if trial.owed else 'is confirmed'} on {fresh}: {reason}"
         if trial.owed:
             reason += "; it is promoted once fresh launches have confirmed that"
         return Judgement(Verdict.PASS, not trial.owed, reasons=(reason,), score=result, follows=trial.owed)
-    if result.high < asked:
+    if result.high < asked and not trial.is_best:
         reason = f"{shown}, below {asked:g} {noise}"
         reason = f"{won} is not confirmed on {fresh}: {reason}" if won else reason
         return Judgement(Verdict.FAIL, promote=False, reasons=(reason,), score=result)
-    reason = f"{shown}; {noise} that is no difference to act on"
+    act = (
+        "it is the best-known itself, which cannot beat itself" if trial.is_best else "that is no difference to act on"
+    )
+    reason = f"{shown}; {noise} {act}"
     follows = trial.owed if won else ()
     if won:
         reason = f"{won} {'is still open' if follows else 'is not confirmed'} on {fresh}: {reason}"

@@ -5,18 +5,19 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from unit.core.building import fired, level
+from unit.core.building import figures, fired, level
 
-from autotuner import confirming, outcome
+from autotuner import confirming, measure, outcome
 from autotuner.bench.workload import Benchmark
 from autotuner.cli import main
 from autotuner.context import SlotContext
 from autotuner.core.candidate import Candidate, Launch
+from autotuner.core.decide import RunLevel
 from autotuner.core.policy import built_in
 from autotuner.core.replay import replay
-from autotuner.core.state import TrialState, Verdict
+from autotuner.core.state import LaunchState, Purpose, TrialState, Verdict
 from autotuner.core.verdict import Judgement, next_level
-from autotuner.edge.rows import Trial
+from autotuner.edge.rows import LaunchRow, Trial
 from autotuner.edge.store import Store
 from autotuner.settings import Settings
 
@@ -90,6 +91,14 @@ def house(tmp_path: Path) -> Any:
     made = House(tmp_path)
     yield made
     made.store.close()
+
+
+def launch_row(trial: Trial) -> LaunchRow:
+    return LaunchRow(
+        id=f"l{trial.id}", slot=SLOT, candidate_id=trial.candidate_id, name=trial.name, purpose=Purpose.TRIAL,
+        trial_id=trial.id, state=LaunchState.STARTING, intended_at=AT, boot_id="b", mono_s=1.0, ready_s=None,
+        gpu_used_mib={}, ended_at=None, exit_code=None, end_asked=False, diagnosis=None,
+    )  # fmt: skip
 
 
 def won(house: House) -> None:
@@ -312,3 +321,18 @@ def test_status_and_show_say_what_a_trial_is_for(house: House) -> None:
     assert f"trial:      5, {B2}" in house.cli("status")
     assert "measured to the end; best-known again (A/A), for the win of trial 2" in house.cli("status")
     assert "aim:        confirms the win of trial 2" in house.cli("show", "5")
+
+
+def test_a_best_known_that_became_slower_is_measured_to_the_end_and_its_own_rates_are_no_reason_to_stop(
+    house: House,
+) -> None:
+    """A rule that ends what is slower than the best-known would otherwise keep a drift out of its record."""
+    won(house)
+    for expected in (False, True):  # the best-known itself, then the winner
+        trial = house.begin()
+        house.store.add_launch(launch_row(trial))
+        facts = measure._Level(house.ctx, RunLevel(trial.id, f"l{trial.id}", 8))._facts(figures(8, 50.0))
+        assert facts["best.measured"] is True
+        assert ("best.ratio_high" in facts) is expected
+        house.measure(trial, 100.0)
+        outcome.conclude(house.ctx, trial.id)

@@ -242,9 +242,12 @@ def test_an_open_confirmation_goes_on_with_the_launches_that_are_owed() -> None:
     assert judge(trial(60.0, win=WIN, owed=owing)).follows == (), "what lost clearly needs no second launch"
 
 
-def test_the_best_known_itself_is_never_promoted_over_itself() -> None:
-    found = judge(trial(150.0, is_best=True))
-    assert (found.verdict, found.promote) == (Verdict.PASS, False)
+@pytest.mark.parametrize("rate", [150.0, 100.0, 50.0])
+def test_the_best_known_itself_neither_wins_nor_loses_against_itself(rate: float) -> None:
+    """Whatever it gives stays on its record, which a lost trial would not."""
+    found = judge(trial(rate, is_best=True))
+    assert (found.verdict, found.promote, found.follows) == (Verdict.INCONCLUSIVE, False, ())
+    assert "cannot beat itself" in found.reasons[0]
 
 
 def test_the_best_known_launched_again_says_by_how_much_it_differs() -> None:
