@@ -210,7 +210,12 @@ class _Level:
         }
         if self.resolved is not None and self.resolved.effective.version is not None:
             trial["candidate.effective_differences"] = float(len(self.resolved.differences))
-        return {**trial, **level_facts(self.gather.so_far(final))}
+        facts = {**trial, **level_facts(self.gather.so_far(final))}
+        if self.trial.is_baseline:
+            # It is held against nothing: a host that became slower must show in its record, not end its measurement.
+            facts = {name: value for name, value in facts.items() if not name.startswith("best.ratio")}
+            facts["best.measured"] = True
+        return facts
 
     def _show(self, progress: Progress) -> None:
         so_far = self.gather.so_far()

@@ -5,17 +5,19 @@ Every function runs without an await, and writes an outcome and its entry in one
 
 from pydantic import TypeAdapter
 
+from autotuner import confirming
 from autotuner.bench.measurement import Figures
 from autotuner.bench.workload import Benchmark
 from autotuner.context import Live, SlotContext
 from autotuner.core import report
 from autotuner.core.candidate import derive, to_toml
+from autotuner.core.confirm import owed_again
 from autotuner.core.entry import Draft
-from autotuner.core.objective import Objective
+from autotuner.core.objective import Objective, deciding_levels
 from autotuner.core.policy import Fired
-from autotuner.core.speculation import Doubt
+from autotuner.core.speculation import USUAL_DOUBT, Doubt
 from autotuner.core.state import LaunchState, TrialState, Verdict
-from autotuner.core.statistics import Interval, budget_share, launch_noise, relative_half_width
+from autotuner.core.statistics import Interval, budget_share, relative_half_width
 from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, judge
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
@@ -53,13 +55,18 @@ def restored(ctx: SlotContext, row: LaunchRow, ready_s: float | None) -> None:
 
 
 def conclude(ctx: SlotContext, trial_id: int) -> Judgement:
-    """Give a trial its verdict, promote it if it won, queue what it proposes, and write its entry."""
+    """Give a trial its verdict, promote it or queue what must confirm it, queue what it proposes, and write its entry."""
     trial = ctx.store.trial(trial_id)
     so_far = trial_so_far(ctx, trial)
     judgement = judge(so_far)
     with ctx.store.transaction():
         proposed = _proposals(ctx, trial, so_far)
-        entry = ctx.store.add_entry(_trial_draft(ctx, trial, so_far, judgement, proposed), clock.utc_label(), trial.id)
+        if judgement.promote:
+            next_up = confirming.drop_obsolete(ctx, trial.candidate_id)
+        else:
+            next_up = confirming.queue_owed(ctx, trial, benchmark_of(trial), judgement.follows)
+        draft = _trial_draft(ctx, trial, so_far, judgement, proposed, next_up)
+        entry = ctx.store.add_entry(draft, clock.utc_label(), trial.id)
         ctx.store.move_trial(
             trial.id,
             TrialState.DONE,
@@ -181,16 +188,33 @@ def note(ctx: SlotContext, title: str, sentence: str, bullets: tuple[tuple[str, 
 def trial_so_far(ctx: SlotContext, trial: Trial) -> TrialSoFar:
     """Given a trial, return everything that its verdict is a function of."""
     benchmark = benchmark_of(trial)
+    objective = objective_of(ctx, benchmark)
+    deciding = deciding_levels(objective, benchmark.levels)
+    results = ctx.store.results(trial.id)
+    record = confirming.record_of(ctx, trial, deciding)
+    told = confirming.record_with(ctx, trial, deciding) if trial.is_baseline else record
+    if trial.is_baseline:
+        owed = owed_again({r.concurrency: r.figures for r in results}, deciding, is_repeat=trial.parent is not None)
+    else:
+        owed = confirming.owed_by(ctx, trial, record)
+    ladder = ctx.store.ladder(ctx.name)
     return TrialSoFar(
-        objective=objective_of(ctx, benchmark),
+        objective=objective,
         levels=benchmark.levels,
-        results=ctx.store.results(trial.id),
-        baseline=baseline_of(ctx, trial),
+        results=results,
+        baseline=confirming.baseline_of(ctx, trial, record),
         ended=trial.ended,
-        has_best=bool(ctx.store.ladder(ctx.name)),
+        has_best=bool(ladder),
+        is_best=bool(ladder) and ladder[0][0] == trial.candidate_id,
         is_baseline=trial.is_baseline,
-        launch_noise=noise_of(ctx, trial.benchmark_hash),
+        launch_noise=told.noise,
         alpha=alpha_of(ctx, trial),
+        measure=deciding if trial.confirms is not None else (),
+        baseline_runs=tuple(run.figures for run in record.runs),
+        earlier_runs=tuple(run.figures for run in confirming.confirmed_runs(ctx, trial)),
+        win=confirming.win_of(ctx, trial),
+        owed=owed,
+        remarks=told.said,
     )
 
 
@@ -208,25 +232,14 @@ def objective_of(ctx: SlotContext, benchmark: Benchmark) -> Objective:
 
 
 def baseline_of(ctx: SlotContext, trial: Trial) -> dict[int, LevelResult]:
-    """Given a trial, return the best-known's latest results under the same benchmark; empty if there are none."""
-    ladder = ctx.store.ladder(ctx.name)
-    if not ladder:
-        return {}
-    measured = [t for t in ctx.store.measured(ctx.name, ladder[0][0], trial.benchmark_hash) if t.id != trial.id]
-    return {r.concurrency: r for r in ctx.store.results(measured[0].id)} if measured else {}
+    """Given a trial, return the best-known's results under the same benchmark; empty if there are none."""
+    return confirming.baseline_of(ctx, trial, confirming.record_of(ctx, trial, deciding_of(ctx, trial)))
 
 
-def noise_of(ctx: SlotContext, benchmark_hash: str) -> float:
-    """Given a benchmark, return the noise between launches: the best-known's own if it was measured more than once."""
-    ladder = ctx.store.ladder(ctx.name)
-    if not ladder:
-        return launch_noise([])
-    by_level: dict[int, list[float]] = {}
-    for trial in ctx.store.measured(ctx.name, ladder[0][0], benchmark_hash):
-        for result in ctx.store.results(trial.id):
-            if not result.figures.void:
-                by_level.setdefault(result.concurrency, []).append(result.figures.output_tok_s)
-    return max((launch_noise(rates) for rates in by_level.values()), default=launch_noise([]))
+def deciding_of(ctx: SlotContext, trial: Trial) -> tuple[int, ...]:
+    """Given a trial, return the levels of its benchmark that its verdict depends on."""
+    benchmark = benchmark_of(trial)
+    return deciding_levels(objective_of(ctx, benchmark), benchmark.levels)
 
 
 def doubt_of(ctx: SlotContext, trial: Trial, best: Figures | None) -> Doubt:
@@ -236,9 +249,11 @@ def doubt_of(ctx: SlotContext, trial: Trial, best: Figures | None) -> Doubt:
     level is asked, whether its rate can win and whether speculation pays, half of that.
     """
     levels = len(benchmark_of(trial).levels)
+    record = confirming.record_of(ctx, trial, deciding_of(ctx, trial))
     return Doubt(
-        alpha=(alpha_of(ctx, trial) or 0.05) / levels / 2,
-        launch_noise=noise_of(ctx, trial.benchmark_hash),
+        alpha=alpha_of(ctx, trial) / levels / 2,
+        launch_noise=record.noise,
+        launches=(1, max(1, len(record.runs))),
         baseline=relative_half_width(Interval(best.output_tok_s, best.output_tok_s_low, best.output_tok_s_high))
         if best is not None
         else 0.0,
@@ -246,11 +261,14 @@ def doubt_of(ctx: SlotContext, trial: Trial, best: Figures | None) -> Doubt:
 
 
 def alpha_of(ctx: SlotContext, trial: Trial) -> float:
-    """Given a trial, return the probability of a wrong verdict that the campaign's error budget grants it."""
+    """Given a trial, return the probability of a wrong verdict that the campaign's error budget grants it.
+
+    The usual one for the best-known's own launches, which decide nothing and spend nothing.
+    """
     if trial.is_baseline:
-        return 0.0
+        return USUAL_DOUBT.alpha
     spent = ctx.store.alpha_spent(ctx.name, ctx.store.slot(ctx.name).campaign_from)
-    return budget_share(ctx.settings.error_budget, spent, 1 + len(ctx.store.queue(ctx.name)))
+    return budget_share(ctx.settings.noise.error_budget, spent, 1 + len(ctx.store.queue(ctx.name)))
 
 
 def took_s(trial: Trial) -> float:
@@ -260,14 +278,19 @@ def took_s(trial: Trial) -> float:
     return trial.busy_s + max(0.0, clock.monotonic_s() - trial.begun_mono_s)
 
 
-def planned_s(benchmark: Benchmark, usual_ready_s: float | None) -> float:
-    """Given a benchmark and how long the candidate usually loads, return how long a whole trial takes, in seconds."""
-    levels = len(benchmark.levels) * benchmark.seconds * (1 + WARMUP_SHARE)
+def planned_s(benchmark: Benchmark, usual_ready_s: float | None, measure: tuple[int, ...] = ()) -> float:
+    """Given a benchmark, how long the candidate usually loads and the levels (all if none), return a trial's whole seconds."""
+    levels = len(measure or benchmark.levels) * benchmark.seconds * (1 + WARMUP_SHARE)
     return (usual_ready_s if usual_ready_s is not None else START_GUESS_S) + levels
 
 
 def _trial_draft(
-    ctx: SlotContext, trial: Trial, so_far: TrialSoFar, judgement: Judgement, proposed: tuple[str, ...]
+    ctx: SlotContext,
+    trial: Trial,
+    so_far: TrialSoFar,
+    judgement: Judgement,
+    proposed: tuple[str, ...],
+    next_up: tuple[str, ...],
 ) -> Draft:
     candidate = ctx.store.candidate(trial.candidate_id)
     launches = ctx.store.launches(ctx.name, trial.id)
@@ -285,24 +308,30 @@ def _trial_draft(
             results=so_far.results,
             levels=so_far.levels,
             best_name=ladder[0][1] if ladder and so_far.baseline else None,
+            aim=trial.aim,
+            remarks=so_far.remarks,
             baseline=so_far.baseline,
             command=ctx.command(candidate),
             benchmark=f"{trial.benchmark} ({trial.benchmark_hash[:8]})",
             took_s=took_s(trial),
-            planned_s=planned_s(benchmark_of(trial), last.ready_s if last else None),
+            planned_s=planned_s(benchmark_of(trial), last.ready_s if last else None, so_far.measure),
             ready_s=last.ready_s if last else None,
             diagnosis=last.diagnosis if last and natural else None,
-            next_step=_next_step(ctx, judgement, ladder, proposed),
+            next_step=_next_step(ctx, judgement, ladder, proposed, next_up),
             differences=last.configuration.differences if last and last.configuration else (),
         )
     )
 
 
 def _next_step(
-    ctx: SlotContext, judgement: Judgement, ladder: list[tuple[str, str, int]], proposed: tuple[str, ...]
+    ctx: SlotContext,
+    judgement: Judgement,
+    ladder: list[tuple[str, str, int]],
+    proposed: tuple[str, ...],
+    next_up: tuple[str, ...],
 ) -> str:
     waiting = ctx.store.queue(ctx.name)
-    parts = [f"queued {name} to isolate the cause" for name in proposed]
+    parts = [*next_up, *(f"queued {name} to isolate the cause" for name in proposed)]
     if waiting:
         parts.append(f"{waiting[0].name} is next of {len(waiting)} in the queue")
     elif judgement.promote:

@@ -29,12 +29,12 @@ async def configuration(ctx: SlotContext, row: LaunchRow, candidate: Candidate, 
 def twin(ctx: SlotContext, row: LaunchRow, resolved: Configuration) -> Fired | None:
     """If an earlier trial measured the very same server under another candidate, return what this one ends by.
 
-    The best-known's own trial is measured whatever it equals, and so is a candidate that is tried again.
+    The best-known's own trial is measured whatever it equals, and so is a candidate that is tried again or confirmed.
     """
     if row.trial_id is None or not resolved.identity:
         return None
     trial = ctx.store.trial(row.trial_id)
-    if trial.is_baseline:
+    if trial.is_baseline or trial.confirms is not None:
         return None
     twins = ctx.store.twin_trials(trial, resolved.identity)
     earlier = next((t for t in twins if any(not unusable(r.figures) for r in ctx.store.results(t.id))), None)

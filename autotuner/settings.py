@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from autotuner.bench.workload import Benchmark
+from autotuner.core.confirm import Noise
 from autotuner.core.objective import Objective
 from autotuner.core.policy import Policy, load_policy
 from autotuner.core.source import Source, problem_at, validate, wrong_at
@@ -98,10 +99,10 @@ class Settings(_Strict):
     cycle_s: float = Field(default=1.0, ge=0.05, le=30)
     serving_probe_every_s: float = Field(default=60.0, ge=0)
     disk_free_min_mib: int = Field(default=64, ge=0)
-    error_budget: float = Field(default=0.05, gt=0, lt=1)
     slots: dict[SlotName, Slot] = Field(min_length=1)
     benchmarks: dict[str, Benchmark] = Field(default_factory=lambda: {"default": Benchmark()}, min_length=1)
     objective: Objective = Objective()
+    noise: Noise = Noise()
     budget: Budget = Budget()
     window: tuple[Window, ...] = ()
 

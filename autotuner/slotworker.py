@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from autotuner import act, log, measure, outcome
+from autotuner import act, confirming, log, measure, outcome
 from autotuner.context import SlotContext
 from autotuner.core import decide
 from autotuner.core.decide import Decision, Doing, IncumbentRecord, LaunchRecord, Observed, Recorded, TrialRecord
@@ -127,7 +127,8 @@ class SlotWorker:
             no_new_trials=self._no_new_trials(slot, bool(queued)),
             interrupt_trial=self._interrupt(slot) if trial else "",
             restore_always=self.ctx.settings.restore == "always",
-            baseline_missing=bool(queued and ladder) and self._baseline_missing(queued[0], ladder[0].candidate_id),
+            baseline_missing=bool(queued)
+            and confirming.baseline_missing(self.ctx, queued[0], outcome.deciding_of(self.ctx, queued[0])),
         )
 
     def _trial_record(self, trial: Trial) -> TrialRecord:
@@ -136,12 +137,6 @@ class SlotWorker:
         if so_far.ended is not None or lost(so_far) is not None:
             concluded = judge(so_far).reasons[0]
         return TrialRecord(trial.id, trial.candidate_id, trial.name, trial.interruptions, next_level(so_far), concluded)
-
-    def _baseline_missing(self, queued: Trial, best: str) -> bool:
-        store, name = self.ctx.store, self.ctx.name
-        measured = store.measured(name, best, queued.benchmark_hash)
-        tried = [t for t in store.same_trials(name, best, queued.benchmark_hash) if t.is_baseline]
-        return not measured and not tried
 
     def _no_new_trials(self, slot: SlotRow, anything_queued: bool) -> str:
         if not anything_queued:

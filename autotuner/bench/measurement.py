@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from autotuner.core.statistics import Interval, confidence_sequence, mean_interval, quantile
+from autotuner.core.statistics import Interval, confidence_sequence, mean_interval, quantile, t95
 
 BIN_S = 0.1  # width of the bins in which the worker counts token events
 
@@ -70,7 +70,8 @@ class Figures(_Record):
     """The figures of one level. Rates in tokens per second, latencies in milliseconds, ratios 0..1.
 
     Latency tables hold mean, p50, p90 and p99 of the requests sent in the steady part. `void` says why a level must not
-    be used, and is empty when it may.
+    be used, and is empty when it may. `drift_ratio` is by how much the rate changed from the first third of the steady part
+    to its last (-0.1 is 10 % slower), None where it kept its rate as far as can be told.
     """
 
     concurrency: int
@@ -94,6 +95,7 @@ class Figures(_Record):
     client_cpu_ratio: float = 0.0
     client_limited: bool = False
     void: str = ""
+    drift_ratio: float | None = None
 
 
 # A level is void where the client was the limit. Fitted on runs against a null server: a saturated client's loop lag
@@ -103,6 +105,9 @@ class Figures(_Record):
 LAG_MS_MAX = 50.0
 CPU_RATIO_MAX = 0.95
 MERGED_RATIO_MAX = 0.05
+# A smaller change within a level is not worth another launch: launches of one server differ by about as much.
+DRIFT_MIN = 0.05
+DRIFT_STRETCHES_MIN = 3  # a third; two would hardly have a variance
 
 
 def figures(samples: LevelSamples) -> Figures:
@@ -142,6 +147,7 @@ def figures(samples: LevelSamples) -> Figures:
         client_cpu_ratio=samples.cpu_ratio,
         client_limited=_client_limited(samples),
         void=_void(samples, seconds),
+        drift_ratio=drift(_stretch_rates(samples.bins, seconds, per_event, latencies.get("p50", 0.0) / 1000)),
     )
 
 
@@ -158,8 +164,18 @@ def _rate_interval(bins: tuple[int, ...], seconds: float, per_event: float, requ
     A stretch is at least a second and at least a request's median duration, so that each holds prompts and answers in
     their usual mix; at least 3 and at most 30 stretches are made of a level.
     """
-    if not bins or seconds <= 0:
+    rates = _stretch_rates(bins, seconds, per_event, request_s)
+    if not rates:
         return Interval(0.0, 0.0, 0.0)
+    total = sum(bins) * per_event / seconds
+    interval = mean_interval(rates)
+    half = (interval.high - interval.low) / 2
+    return Interval(total, max(0.0, total - half), total + half)
+
+
+def _stretch_rates(bins: tuple[int, ...], seconds: float, per_event: float, request_s: float) -> list[float]:
+    if not bins or seconds <= 0:
+        return []
     batches = max(3, min(30, int(seconds / max(1.0, request_s))))
     size = len(bins) / batches
     rates = []
@@ -167,10 +183,26 @@ def _rate_interval(bins: tuple[int, ...], seconds: float, per_event: float, requ
         piece = bins[math.floor(i * size) : math.floor((i + 1) * size)]
         if piece:
             rates.append(sum(piece) * per_event / (len(piece) * BIN_S))
-    total = sum(bins) * per_event / seconds
-    interval = mean_interval(rates)
-    half = (interval.high - interval.low) / 2
-    return Interval(total, max(0.0, total - half), total + half)
+    return rates
+
+
+def drift(rates: list[float]) -> float | None:
+    """Given the rates of a level's stretches in order, return by how much the last third differs from the first.
+
+    None unless that is at least DRIFT_MIN of the first third's mean and more than Student's 95 % band for the difference of
+    two means with a pooled variance allows. With fewer than three stretches a third nothing can be told.
+    """
+    size = len(rates) // 3
+    if size < DRIFT_STRETCHES_MIN:
+        return None
+    first, last = rates[:size], rates[-size:]
+    before, after = sum(first) / size, sum(last) / size
+    if before <= 0:
+        return None
+    squares = sum((r - before) ** 2 for r in first) + sum((r - after) ** 2 for r in last)
+    band = t95(2 * size - 2) * math.sqrt(squares / (2 * size - 2) * 2 / size)
+    change = after / before - 1
+    return change if abs(change) >= DRIFT_MIN and abs(after - before) > band else None
 
 
 def _tpot_ms(r: RequestSample) -> float | None:

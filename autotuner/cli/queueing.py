@@ -25,6 +25,7 @@ from autotuner.core.state import TrialState
 from autotuner.edge import clock, procfs
 from autotuner.edge.helpcache import HelpCache
 from autotuner.edge.host_local import LocalHost
+from autotuner.edge.rows import Trial
 from autotuner.errors import AutotunerError, InvalidInput, NotFound, Refused
 from autotuner.outcome import planned_s
 from autotuner.preflight import Preflight, place_warnings, slot_problems
@@ -56,7 +57,7 @@ class _Item:
 @click.option(
     "--no-preflight", is_flag=True, help="Do not check flags against the installed program; let it say so itself."
 )
-@click.option("--wait", is_flag=True, help="Wait until all of them are concluded, with a live line.")
+@click.option("--wait", is_flag=True, help="Wait until all of them are concluded and their wins confirmed.")
 @click.option("--timeout", type=float, metavar="S", help="With --wait: give up waiting after so many seconds.")
 @slot_option
 @json_option
@@ -164,8 +165,19 @@ def cancel(ctx: click.Context, trials: tuple[str, ...]) -> None:
         if found.state is not TrialState.QUEUED:
             raise Refused(f"trial {found.id} ({found.name}) is {found.state} already")
         with state.store.transaction():
-            state.store.move_trial(found.id, TrialState.CANCELLED, ended_at=clock.utc_label())
-        click.echo(f"cancelled trial {found.id} ({found.name})")
+            gone = [found, *_only_for(state, found)]
+            for trial in gone:
+                state.store.move_trial(trial.id, TrialState.CANCELLED, ended_at=clock.utc_label())
+        for trial in gone:
+            click.echo(f"cancelled trial {trial.id} ({trial.name}{', ' + trial.aim if trial.aim else ''})")
+
+
+def _only_for(state: State, cancelled: Trial) -> list[Trial]:
+    """The launches of the best-known that wait only for a confirming trial that is cancelled."""
+    if cancelled.confirms is None or cancelled.is_baseline:
+        return []
+    beside = state.store.confirming(cancelled.confirms)
+    return [t for t in beside if t.is_baseline and t.state is TrialState.QUEUED]
 
 
 def _read_files(state: State, files: tuple[str, ...], slot: str | None) -> list[tuple[_Item, Candidate | None, str]]:
@@ -237,7 +249,8 @@ def _put(
     name = state.settings.benchmark_name(item.slot, candidate.benchmark)
     benchmark = state.settings.benchmarks[name]
     item.takes_s = planned_s(benchmark, state.store.usual_ready_s(candidate))
-    earlier = state.store.same_trials(item.slot, candidate.id, benchmark.hash)
+    # What only confirms a win measures a part of the levels, and is no answer to who asks for a trial.
+    earlier = [t for t in state.store.same_trials(item.slot, candidate.id, benchmark.hash) if t.confirms is None]
     waiting = [t for t in earlier if t.state in {TrialState.QUEUED, TrialState.RUNNING}]
     if waiting:
         item.status, item.trial = "already queued", waiting[0].id
@@ -297,14 +310,16 @@ def _wait(state: State, items: list[_Item], timeout: float | None, *, quiet: boo
     if state.daemon_pid is None:
         raise Refused("nothing works the queue: no daemon is running; start it with: autotuner daemon")
 
+    def trials(item: _Item) -> list[Trial]:
+        """The item's own trial, and whatever was queued to confirm its win."""
+        return [state.store.trial(item.trial or 0), *state.store.confirming(item.trial or 0)]
+
     def done() -> bool:
-        return all(
-            state.store.trial(item.trial or 0).state in {TrialState.DONE, TrialState.CANCELLED} for item in wanted
-        )
+        return all(t.state in {TrialState.DONE, TrialState.CANCELLED} for item in wanted for t in trials(item))
 
     wait_until(done, lambda: describe_slot(state.status(), wanted[0].slot, clock.monotonic_s()), timeout, quiet=quiet)
     for item in wanted:
-        trial = state.store.trial(item.trial or 0)
+        trial = [t for t in trials(item) if not t.is_baseline][-1]
         item.status = str(trial.verdict or trial.state)
         if not quiet:
             click.echo(f"{trial.name}: {item.status}: {'; '.join(trial.reasons)}")
@@ -314,11 +329,11 @@ def _list(ctx: click.Context, slot: str | None, as_json: bool) -> None:
     state = open_state(ctx)
     waiting = [trial for name in state.slots(slot) for trial in state.store.queue(name)]
     if as_json:
-        keys = ("id", "slot", "name", "candidate_id", "benchmark", "priority", "enqueued_at", "interruptions")
+        keys = ("id", "slot", "name", "aim", "candidate_id", "benchmark", "priority", "enqueued_at", "interruptions")
         print_json([{key: getattr(trial, key) for key in keys} for trial in waiting])
         return
     if not waiting:
         click.echo("nothing waits")
         return
-    rows = [(str(t.id), t.slot, t.name, t.benchmark, str(t.priority), t.enqueued_at) for t in waiting]
-    click.echo(table(rows, ("trial", "slot", "candidate", "benchmark", "priority", "enqueued")))
+    rows = [(str(t.id), t.slot, t.name, t.benchmark, str(t.priority), t.enqueued_at, t.aim or "-") for t in waiting]
+    click.echo(table(rows, ("trial", "slot", "candidate", "benchmark", "priority", "enqueued", "aim")))

@@ -145,6 +145,8 @@ def _trial_json(state: State, trial: Trial, launches: list[LaunchRow], *, eviden
         "ended_by": trial.ended.model_dump() if trial.ended else None,
         "candidate": state.store.candidate(trial.candidate_id).model_dump(mode="json"),
         "source": {"file": source_name, "text": source},
+        "aim": trial.aim,
+        "confirmed_by": [t.id for t in state.store.confirming(trial.id)],
         "launches": [asdict(row) for row in launches],
         "results": [r.model_dump(mode="json") for r in results],
     }
@@ -158,6 +160,11 @@ def _print_trial(state: State, trial: Trial, launches: list[LaunchRow]) -> None:
         f"trial {trial.id}: {trial.name} on slot {trial.slot}, {trial.state}"
         + (f", {trial.verdict}" if trial.verdict else "")
     )
+    if trial.aim:
+        click.echo(f"  aim:        {trial.aim}")
+    for later in state.store.confirming(trial.id):
+        came = later.verdict or later.state
+        click.echo(f"  followed by: trial {later.id}, {later.name}: {later.aim}, {came}")
     if trial.hypothesis:
         click.echo(f"  hypothesis: {trial.hypothesis}")
     click.echo(f"  candidate:  {trial.candidate_id}; benchmark {trial.benchmark} ({trial.benchmark_hash[:8]})")

@@ -213,7 +213,7 @@ def _report(state: State, plan: _Plan, settings: Path, took_s: float, *, keep: b
         click.echo("\n" + trials_table(state, done))
     for item in plan.refused:
         click.echo(f"{item['status']}  {item['name'] or item['file']}: {'; '.join(item['problems'])}")
-    click.echo(f"\nrehearsed {len(done)} candidates in {duration(took_s)}")
+    click.echo(f"\nrehearsed {sum(not t.aim for t in done)} candidates in {duration(took_s)}")
     if journal:
         click.echo(f"journal   {journal} ({len(entries)} entries intact)")
     if keep:

@@ -72,8 +72,8 @@ def slot_status(state: State, name: str) -> dict[str, Any]:
         }
         if serving
         else None,
-        "trial": {"id": trial.id, "name": trial.name} if trial else None,
-        "queue": [{"id": t.id, "name": t.name} for t in store.queue(name)],
+        "trial": {"id": trial.id, "name": trial.name, "aim": trial.aim} if trial else None,
+        "queue": [{"id": t.id, "name": t.name, "aim": t.aim} for t in store.queue(name)],
         "decision": live.get("sentence", ""),
         "live": live.get("live", {}),
         "paused": row.paused,
@@ -95,6 +95,8 @@ def trial_row(state: State, trial: Trial) -> dict[str, Any]:
         "verdict": str(trial.verdict),
         "promoted": trial.promoted,
         "is_baseline": trial.is_baseline,
+        "confirms": trial.confirms,
+        "aim": trial.aim,
         "output_tok_s": {r.concurrency: round(r.figures.output_tok_s, 1) for r in state.store.results(trial.id)},
         "accept_len": {
             r.concurrency: round(r.speculation.accept_len.mean, 3)
@@ -119,6 +121,7 @@ def trials_table(state: State, trials: list[Trial]) -> str:
         verdict = row["verdict"] + (" (best-known)" if row["promoted"] else "")
         figures = (rate(row["output_tok_s"].get(level)) for level in levels)
         why = row["rule"] or ("promoted" if row["promoted"] else "measured to the end")
+        why += f"; {row['aim']}" if row["aim"] else ""
         body.append((str(row["id"]), row["name"], *figures, accept, verdict, duration(row["took_s"]), why))
     return table(body, header)
 
@@ -145,7 +148,9 @@ def _print_slot(state: State, name: str, row: dict[str, Any], *, show_all: bool)
     for key in ("paused", "hands_off", "degraded", "blocked"):
         if row[key]:
             click.echo(f"  {key.replace('_', ' ')}: {row[key]}")
-    waiting = [t["name"] for t in row["queue"]]
+    if row["trial"] and row["trial"]["aim"]:
+        click.echo(f"  trial:      {row['trial']['id']}, {row['trial']['name']}: {row['trial']['aim']}")
+    waiting = [f"{t['name']}: {t['aim']}" if t["aim"] else t["name"] for t in row["queue"]]
     click.echo(
         f"  queue:      {len(waiting)} waiting"
         + (f" ({', '.join(waiting[:5])}{', …' if len(waiting) > 5 else ''})" if waiting else "")
@@ -163,7 +168,9 @@ def _pareto(state: State, name: str) -> tuple[str, ...]:
     for trial in state.store.trials(name):
         results = state.store.results(trial.id)
         if trial.state is TrialState.DONE and results and str(trial.verdict) in {"pass", "fail", "inconclusive"}:
-            rates[trial.name] = {r.concurrency: r.figures.output_tok_s for r in results if not r.figures.void}
+            # A later launch of the same server may have measured the deciding levels alone.
+            mine = rates.setdefault(trial.name, {})
+            mine.update({r.concurrency: r.figures.output_tok_s for r in results if not r.figures.void})
     complete = max((len(levels) for levels in rates.values()), default=0)
     return pareto_front({n: levels for n, levels in rates.items() if len(levels) == complete})
 

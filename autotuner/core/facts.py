@@ -100,7 +100,8 @@ def _best_facts(level: LevelSoFar) -> Facts:
         return {"best.measured": False}
     facts: Facts = {"best.measured": True, "best.output_tok_s": best.output_tok_s}
     if f.seconds > 0 and f.output_tok_s > 0:
-        ratio = ratio_interval(_rate(f), _rate(best), level.doubt.launch_noise, level.doubt.alpha)
+        doubt = level.doubt
+        ratio = ratio_interval(_rate(f), _rate(best), doubt.launch_noise, doubt.launches, doubt.alpha)
         facts |= _bounded("best.ratio", ratio)
     return facts
 

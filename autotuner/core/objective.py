@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from autotuner.bench.measurement import Figures
-from autotuner.core.statistics import Z95, Interval, ratio_interval, z_of
+from autotuner.core.statistics import Z95, Interval, between_launches, ratio_interval, z_of
 
 
 class _Strict(BaseModel):
@@ -62,6 +62,17 @@ def weights_of(objective: Objective, levels: tuple[int, ...]) -> dict[int, float
     return {level: weight / total for level, weight in raw.items()} if total else dict.fromkeys(levels, 1 / len(levels))
 
 
+def deciding_levels(objective: Objective, levels: tuple[int, ...]) -> tuple[int, ...]:
+    """Given the benchmark's levels, return those that carry weight, and level 1 where its rate is a constraint.
+
+    Limits on latencies and failures hold at whatever levels are measured, so they need none of their own.
+    """
+    needed = {level for level, weight in weights_of(objective, levels).items() if weight > 0}
+    if objective.constraints.single_stream_ratio_min is not None:
+        needed |= {1} & set(levels)
+    return tuple(sorted(needed))
+
+
 def level_order(objective: Objective, levels: tuple[int, ...]) -> tuple[int, ...]:
     """Given the levels, return them in the order that decides soonest: the heaviest first, then the busiest."""
     weights = weights_of(objective, levels)
@@ -74,13 +85,15 @@ def score(
     baseline: dict[int, Figures],
     noise: float,
     levels: tuple[int, ...] = (),
+    launches: tuple[int, int] = (1, 1),
     alpha: float = 0.05,
 ) -> Interval | None:
     """Given both sides' figures by level, return the objective as a ratio to the baseline with bounds of confidence 1 - alpha.
 
     `levels` are the benchmark's, those of both sides if not given: a level that is missing must not hand its weight to
     another. None if a level that weighs something is missing or void on either side. `noise` is the relative standard deviation
-    between launches; each side was one launch, so it counts once for the whole score and not once a level.
+    between launches, `launches` of how many launches each side is the mean: it counts once for the whole score and not
+    once a level, since all levels of a launch share it.
     """
     levels = levels or tuple({**baseline, **figures})
     weights = {level: w for level, w in weights_of(objective, levels).items() if w > 0} if levels else {}
@@ -91,7 +104,7 @@ def score(
         within = ratio_interval(_rate(figures[level]), _rate(baseline[level]), 0.0)
         log_mean += weight * math.log(max(within.mean, 1e-9))
         variance += (weight * (within.high - within.low) / 2 / max(within.mean, 1e-9)) ** 2
-    half = z_of(alpha) * math.sqrt(variance / Z95**2 + 2 * noise**2)
+    half = z_of(alpha) * math.sqrt(variance / Z95**2 + between_launches(noise, launches))
     mean = math.exp(log_mean)
     return Interval(mean, max(0.0, mean * (1 - half)), mean * (1 + half))
 

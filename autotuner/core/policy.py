@@ -78,11 +78,15 @@ FACTS: tuple[FactDefinition, ...] = (
     ),
     FactDefinition("best.measured", bool, "", "the best-known was measured at this level", "outside a level"),
     FactDefinition("best.output_tok_s", float, "tok/s", "the best-known's rate at this level", "not measured"),
-    FactDefinition("best.ratio", float, "", "this candidate's rate / the best-known's", "either is not measured"),
-    FactDefinition("best.ratio_low", float, "", "its lower bound, launch noise included", "before enough was measured"),
     FactDefinition(
-        "best.ratio_high", float, "", "its upper bound, launch noise included", "before enough was measured"
+        "best.ratio",
+        float,
+        "",
+        "this candidate's rate / the best-known's",
+        "either is not measured; the best-known itself is measured",
     ),
+    FactDefinition("best.ratio_low", float, "", "its lower bound, launch noise included", "as its mean, or too early"),
+    FactDefinition("best.ratio_high", float, "", "its upper bound, launch noise included", "as its mean, or too early"),
     FactDefinition("spec.on", bool, "", "the candidate speculates", "outside a level"),
     FactDefinition("spec.accept_len", float, "tokens", "tokens a verify step, bonus included", "not reported yet"),
     FactDefinition("spec.accept_len_low", float, "tokens", "its lower bound", "before enough was measured"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotuner.bench.measurement import Figures, LevelSamples, figures
+from autotuner.bench.measurement import LevelSamples, figures
 from autotuner.core.policy import Policy, Watch
 from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, judge
 
@@ -64,12 +64,13 @@ def _looks(kept: Mapping[str, Any], policies: Mapping[str, Policy]) -> tuple[lis
 
 
 def _figures(samples: Any, result: LevelResult) -> list[str]:
+    """What a level's samples yield otherwise now; a figure that was not recorded yet at that time is not compared."""
     again = figures(LevelSamples.model_validate(samples)).model_dump(exclude=_DECIDED)
     then = result.figures.model_dump(exclude=_DECIDED)
     return [
         f"{name} was {then[name]}, from its samples it is {value}"
         for name, value in again.items()
-        if name in Figures.model_fields and value != then[name]
+        if name in result.figures.model_fields_set and value != then[name]
     ]
 
 

@@ -41,6 +41,8 @@ class TrialReport:
     diagnosis: Diagnosis | None
     next_step: str
     differences: tuple[Difference, ...] = ()
+    aim: str = ""
+    remarks: tuple[str, ...] = ()
 
 
 def trial_entry(report: TrialReport) -> Draft:
@@ -173,6 +175,8 @@ def _sentence(report: TrialReport) -> str:
 def _bullets(report: TrialReport) -> list[tuple[str, str]]:
     judgement = report.judgement
     bullets = []
+    if report.aim:
+        bullets.append(("Trial", f"{report.trial_id}, {report.aim}"))
     if report.hypothesis:
         bullets.append(("Hypothesis", report.hypothesis))
     if judgement.rule is not None:
@@ -194,6 +198,15 @@ def _bullets(report: TrialReport) -> list[tuple[str, str]]:
         if levels:
             at = " and ".join(levels)
             bullets.append(("Speculation", f"{why} at concurrency {at}, so there is nothing to judge"))
+    bullets += [("Drift", remark) for remark in report.remarks]
+    bullets += [
+        (
+            "Drift",
+            f"{100 * r.figures.drift_ratio:+.0f} % from the first third of concurrency {r.concurrency} to its last",
+        )
+        for r in report.results
+        if r.figures.drift_ratio is not None
+    ]
     bullets += [("Requested against effective", str(difference)) for difference in report.differences]
     bullets += [
         ("Reading", f"concurrency {result.concurrency}: {result.reading}")

@@ -12,6 +12,7 @@ from autotuner.core.statistics import (
     LAUNCH_NOISE_PRIOR,
     Z95,
     Interval,
+    between_launches,
     confidence_sequence,
     median,
     relative_half_width,
@@ -62,16 +63,19 @@ class Doubt:
     """What makes a comparison with the baseline unsure.
 
     `alpha` is the probability with which a bound may be wrong, however often it is looked at; `launch_noise` the relative
-    standard deviation between launches; `baseline` the baseline's own 95 % relative half width.
+    standard deviation between launches, `launches` of how many each side is the mean; `baseline` the baseline's own 95 %
+    relative half width.
     """
 
     alpha: float = 0.05
     launch_noise: float = LAUNCH_NOISE_PRIOR
     baseline: float = 0.0
+    launches: tuple[int, int] = (1, 1)
 
     def against(self, step: StepTime) -> float:
         """Given the plain step time compared with, return the relative half width that comes from the other side."""
-        sources = (math.sqrt(2) * self.launch_noise, self.baseline / Z95, step.error / Z95)
+        between = math.sqrt(between_launches(self.launch_noise, self.launches))
+        sources = (between, self.baseline / Z95, step.error / Z95)
         return z_of(self.alpha) * math.hypot(*sources)
 
 

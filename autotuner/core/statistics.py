@@ -11,7 +11,7 @@ from statistics import NormalDist
 # Student's t, two-sided 95 %, by degrees of freedom; from the usual tables. Above 30 it is near 1.96 + 2.5/df.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
         2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
-Z95 = NormalDist().inv_cdf(0.975)
+Z95, Z99 = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.995)
 
 # Assumed relative standard deviation between two launches of the same server, until the host's own is measured by
 # launching the baseline again. On an H200 one configuration launched twice differed by 1 to 12 % up to concurrency 32.
@@ -128,21 +128,33 @@ def relative_half_width(interval: Interval) -> float:
 
 
 def ratio_interval(
-    numerator: Interval, denominator: Interval, launch_noise: float, alpha: float = 0.05, launches: float = 2.0
+    numerator: Interval,
+    denominator: Interval,
+    launch_noise: float,
+    launches: tuple[int, int] = (1, 1),
+    alpha: float = 0.05,
 ) -> Interval:
-    """Given two measured rates of different launches, return their ratio with an interval of confidence 1 - alpha.
+    """Given two measured rates, each the mean of so many `launches`, return their ratio with bounds of confidence 1 - alpha.
 
-    Adds three relative variances (first-order error propagation): within each measurement, and `launches` times the
-    between-launch noise (a relative standard deviation): 1/n + 1/m where one side is the mean of n launches and the
-    other of m, so 2 for one each. The numerator's bounds are taken to be of confidence 1 - alpha already, the
-    denominator's of 95 %. Assumes the three to be independent.
+    Adds three relative variances (first-order error propagation): within each measurement, and between launches.
+    `launch_noise` is the relative standard deviation of one launch. The numerator's bounds are taken to be of confidence
+    1 - alpha already, the denominator's of 95 %. Assumes the three to be independent.
     """
     if denominator.mean <= 0:
         return Interval(math.inf, 0.0, math.inf)
     ratio, z = numerator.mean / denominator.mean, z_of(alpha)
     half = relative_half_width(numerator) if numerator.mean > 0 else 0.0
-    half = math.hypot(half, z * relative_half_width(denominator) / Z95, z * math.sqrt(launches) * launch_noise)
+    other = math.hypot(relative_half_width(denominator) / Z95, math.sqrt(between_launches(launch_noise, launches)))
+    half = math.hypot(half, z * other)
     return Interval(ratio, max(0.0, ratio * (1 - half)), ratio * (1 + half))
+
+
+def between_launches(launch_noise: float, launches: tuple[int, int]) -> float:
+    """Given the relative standard deviation of one launch and each side's launches, return the variance of their ratio.
+
+    That of a ratio of two means, to first order: noise^2 (1 / n_a + 1 / n_b).
+    """
+    return launch_noise**2 * (1 / launches[0] + 1 / launches[1])
 
 
 def launch_noise(repeats: list[float]) -> float:

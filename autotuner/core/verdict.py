@@ -1,7 +1,7 @@
 """A trial's levels -> what is next, and in the end its verdict with reasons. Pure.
 
-Owns two promises: only a pass under the same benchmark as a measured best-known is promoted, and a candidate is
-stopped as soon as it cannot win under the objective any more, and not before.
+Owns three promises: only a pass under the same benchmark as a measured best-known is promoted; it is promoted on launches
+that did not select it; and a candidate is stopped as soon as it cannot win under the objective any more, and not before.
 """
 
 from dataclasses import dataclass, field
@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel, ConfigDict
 
 from autotuner.bench.measurement import Figures
-from autotuner.core.objective import Objective, level_order, score, unusable, violations, weights_of
+from autotuner.core.confirm import Owed, complete, pool
+from autotuner.core.objective import (
+    Objective,
+    deciding_levels,
+    level_order,
+    score,
+    unusable,
+    violations,
+    weights_of,
+)
 from autotuner.core.policy import Fired
 from autotuner.core.speculation import SpeculationAtLevel
 from autotuner.core.state import Verdict
@@ -64,13 +73,25 @@ class LevelResult(BaseModel):
 
 @dataclass(frozen=True)
 class Judgement:
-    """The verdict, whether the candidate becomes the best-known, the score against it, and the reasons in words."""
+    """The verdict, whether the candidate becomes the best-known, the score against it, and the reasons in words.
+
+    `follows` is what must be measured before this win may promote.
+    """
 
     verdict: Verdict
     promote: bool
     reasons: tuple[str, ...]
     score: Interval | None = None
     rule: Fired | None = None
+    follows: tuple[Owed, ...] = ()
+
+
+@dataclass(frozen=True)
+class Win:
+    """The win that a trial confirms: the trial that won, and its score against the best-known of then."""
+
+    trial: int
+    score: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +99,13 @@ class TrialSoFar:
     """Everything a verdict is a function of. `baseline` is empty where no best-known was measured.
 
     `has_best` says that there is a best-known all the same: then a candidate without a baseline is compared with nothing.
+    `is_best` says that the candidate is that best-known itself. `measure` are the levels that this trial measures; () is all.
     `alpha` is the probability of a wrong verdict that the campaign's error budget grants it.
+
+    A verdict compares the mean of `baseline_runs`, the best-known's launches on record, oldest first (where none is given,
+    `baseline` is the one), with the mean of this launch and of `earlier_runs`, the launches that confirmed `win` before it.
+    `owed` is what must still be measured if this trial wins, or, of a measurement of the best-known, because it is no good;
+    `remarks` is what else is to be said of the launches compared.
     """
 
     objective: Objective
@@ -90,14 +117,21 @@ class TrialSoFar:
     launch_noise: float = 0.0
     has_best: bool = False
     alpha: float = 0.05
+    is_best: bool = False
+    measure: tuple[int, ...] = ()
+    baseline_runs: tuple[dict[int, Figures], ...] = ()
+    earlier_runs: tuple[dict[int, Figures], ...] = ()
+    win: Win | None = None
+    owed: tuple[Owed, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def next_level(trial: TrialSoFar) -> int | None:
     """Given a trial so far, return the level to measure next; None if all are done or the rest cannot matter."""
     if trial.ended is not None or lost(trial):
         return None
-    done = {result.concurrency for result in trial.results}
-    return next((level for level in level_order(trial.objective, trial.levels) if level not in done), None)
+    left = set(trial.measure or trial.levels) - {result.concurrency for result in trial.results}
+    return next((level for level in level_order(trial.objective, trial.levels) if level in left), None)
 
 
 def lost(trial: TrialSoFar) -> Fired | None:
@@ -120,53 +154,91 @@ def judge(trial: TrialSoFar) -> Judgement:
     """Given a trial that is over, return its verdict. Failure outranks success; inconclusive never promotes."""
     rule = trial.ended or lost(trial)
     if rule is not None:
-        return Judgement(rule.verdict, promote=False, reasons=(rule.sentence,), rule=rule)
+        return Judgement(rule.verdict, promote=False, reasons=(rule.sentence, *_unconfirmed(trial)), rule=rule)
     figures = {r.concurrency: r.figures for r in trial.results}
-    baseline = {level: r.figures for level, r in trial.baseline.items()}
-    broken = violations(trial.objective, figures, baseline)
+    runs = trial.baseline_runs
+    if not runs and trial.baseline:
+        runs = ({level: r.figures for level, r in trial.baseline.items()},)
+    # The best-known is held against no launch of its own: a host that became slower must show in its record.
+    broken = violations(trial.objective, figures, {} if trial.is_baseline else pool(runs))
     if broken:
-        return Judgement(Verdict.FAIL, promote=False, reasons=broken)
-    voids = [
-        f"concurrency {level}: {f.void}" for level, f in sorted(figures.items()) if f.void and _decides(trial, level)
-    ]
+        return Judgement(Verdict.FAIL, promote=False, reasons=(*broken, *_unconfirmed(trial)))
+    deciding = deciding_levels(trial.objective, trial.levels)
+    voids = tuple(
+        f"concurrency {level}: {f.void}" for level, f in sorted(figures.items()) if f.void and level in deciding
+    )
     if voids:
-        return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=tuple(voids))
+        return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=(*voids, *_unconfirmed(trial)))
     if trial.is_baseline:
-        return Judgement(Verdict.PASS, promote=False, reasons=("the best-known itself, measured under this benchmark",))
-    if baseline:
-        return _compare(trial, figures, baseline)
+        return Judgement(Verdict.PASS, False, (_of_the_best_known(trial, figures),), follows=trial.owed)
+    if runs:
+        return _compare(trial, figures, runs)
     if trial.has_best:
         reason = "the best-known has no measurement under this benchmark, so there is nothing to compare with"
         return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=(reason,))
-    if any(unusable(figures.get(level)) for level in trial.levels if _decides(trial, level)):
+    if any(unusable(figures.get(level)) for level in deciding):
         reason = "no token was measured at a level that the objective weighs"
         return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=(reason,))
     return Judgement(Verdict.PASS, promote=True, reasons=("it is the first one that was measured here",))
 
 
-def _compare(trial: TrialSoFar, figures: dict[int, Figures], baseline: dict[int, Figures]) -> Judgement:
-    result = score(trial.objective, figures, baseline, trial.launch_noise, trial.levels, trial.alpha)
+def _compare(trial: TrialSoFar, figures: dict[int, Figures], runs: tuple[dict[int, Figures], ...]) -> Judgement:
+    """Hold the mean of the candidate's launches against the mean of the best-known's, at the levels that weigh."""
+    result, launches = _score(trial, (*trial.earlier_runs, figures), runs)
     if result is None:
-        return Judgement(
-            Verdict.INCONCLUSIVE,
-            promote=False,
-            reasons=("a level that the objective weighs was not measured on both sides",),
-        )
+        reason = "a level that the objective weighs was not measured on both sides"
+        return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=(reason, *_unconfirmed(trial)))
     asked = 1 + trial.objective.min_gain_ratio
     interval = f"{100 * (1 - trial.alpha):.4g} % interval {result.low:.3f} to {result.high:.3f}"
-    shown = f"{result.mean:.3f} of the best-known's ({interval})"
+    shown = f"the objective is {result.mean:.3f} of the best-known's ({interval}"
+    shown += f", {launches[0]} against {launches[1]} launches)" if sum(launches) > 2 else ")"
     noise = f"with {100 * trial.launch_noise:.1f} % noise between launches"
-    if result.low > asked:
-        reason = f"the objective is {shown}, above {asked:g} {noise}"
-        return Judgement(Verdict.PASS, promote=True, reasons=(reason,), score=result)
-    if result.high < asked:
-        reason = f"the objective is {shown}, below {asked:g} {noise}"
+    won, fresh = "", "a fresh launch" if launches[0] == 1 else f"{launches[0]} fresh launches"
+    if trial.win is not None:
+        before = f", {trial.win.score.mean:.3f} then," if trial.win.score else ""
+        won = f"the win of trial {trial.win.trial}{before}"
+    if result.low > asked and not trial.is_best:
+        reason = f"{shown}, above {asked:g} {noise}"
+        if won:
+            reason = f"{won} {'holds so far' if trial.owed else 'is confirmed'} on {fresh}: {reason}"
+        if trial.owed:
+            reason += "; it is promoted once fresh launches have confirmed that"
+        return Judgement(Verdict.PASS, not trial.owed, reasons=(reason,), score=result, follows=trial.owed)
+    if result.high < asked and not trial.is_best:
+        reason = f"{shown}, below {asked:g} {noise}"
+        reason = f"{won} is not confirmed on {fresh}: {reason}" if won else reason
         return Judgement(Verdict.FAIL, promote=False, reasons=(reason,), score=result)
-    reason = f"the objective is {shown}; {noise} that is no difference to act on"
-    return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=(reason,), score=result)
+    act = (
+        "it is the best-known itself, which cannot beat itself" if trial.is_best else "that is no difference to act on"
+    )
+    reason = f"{shown}; {noise} {act}"
+    follows = trial.owed if won else ()
+    if won:
+        reason = f"{won} {'is still open' if follows else 'is not confirmed'} on {fresh}: {reason}"
+    return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=(reason,), score=result, follows=follows)
 
 
-def _decides(trial: TrialSoFar, level: int) -> bool:
-    if level == 1 and trial.objective.constraints.single_stream_ratio_min is not None:
-        return True
-    return weights_of(trial.objective, trial.levels).get(level, 0.0) > 0
+def _score(
+    trial: TrialSoFar, mine: tuple[dict[int, Figures], ...], runs: tuple[dict[int, Figures], ...]
+) -> tuple[Interval | None, tuple[int, int]]:
+    """The score of the mean of some launches, and how many of each side have every level that weighs."""
+    heavy = tuple(level for level, weight in weights_of(trial.objective, trial.levels).items() if weight > 0)
+    sides = [tuple(run for run in side if complete(run, heavy)) for side in (mine, runs)]
+    launches = (max(1, len(sides[0])), max(1, len(sides[1])))
+    pools = pool(sides[0]), pool(sides[1])
+    return score(trial.objective, *pools, trial.launch_noise, trial.levels, launches, trial.alpha), launches
+
+
+def _of_the_best_known(trial: TrialSoFar, figures: dict[int, Figures]) -> str:
+    result, launches = _score(trial, (figures,), trial.baseline_runs)
+    if result is None:
+        return "the best-known itself, measured under this benchmark"
+    before = "the launch before" if launches[1] == 1 else f"the mean of the {launches[1]} launches before"
+    return (
+        f"the best-known itself, launched again, gave {result.mean:.3f} of {before}; "
+        f"the noise between launches is taken to be {100 * trial.launch_noise:.1f} %"
+    )
+
+
+def _unconfirmed(trial: TrialSoFar) -> tuple[str, ...]:
+    return (f"the win of trial {trial.win.trial} is not confirmed",) if trial.win is not None else ()

@@ -36,8 +36,9 @@ CREATE TABLE IF NOT EXISTS trials (
   ended_at TEXT,
   busy_s REAL NOT NULL DEFAULT 0,
   basis TEXT,                  -- core.verdict.TrialSoFar: what the verdict was made from; since schema 2
-  confirms INTEGER,            -- the trial whose win this one measures again on a fresh launch; since schema 3
-  parent INTEGER,              -- the trial whose rule proposed this candidate; since schema 3
+  confirms INTEGER,            -- the trial whose win this one measures again on a fresh launch, or, with is_baseline,
+                               -- for whose sake the best-known is measured again; since schema 3
+  parent INTEGER,              -- the trial whose rule proposed this candidate, or the baseline that this one repeats; since schema 3
   answers TEXT NOT NULL DEFAULT '[]' -- what the server answered to the fixed greedy prompts; since schema 3
 );
 CREATE INDEX IF NOT EXISTS trials_by_state ON trials (slot, state);

@@ -78,7 +78,8 @@ class Store:
     ) -> int:
         """Put a trial at the end of its priority in the queue; `benchmark` is (name, definition). Return its id.
 
-        `confirms` is the trial whose win it measures again, `parent` the one whose rule proposed it.
+        `confirms` is the trial whose win it measures again, or, of a baseline, for whose sake the best-known is; `parent`
+        is the one whose rule proposed it, or, of a baseline, the measurement that it repeats.
         """
         cursor = self.db.run(
             "INSERT INTO trials (slot, candidate_id, name, hypothesis, benchmark, benchmark_hash, benchmark_body, state,"
@@ -95,6 +96,10 @@ class Store:
             "slot = ? AND candidate_id = ? AND benchmark_hash = ? AND state != 'cancelled' ORDER BY id DESC",
             *(slot, candidate_id, benchmark_hash),
         )
+
+    def confirming(self, win: int) -> list[Trial]:
+        """Return the trials that were queued because this trial won: of the winner and of the best-known, oldest first."""
+        return self._trials("confirms = ? ORDER BY id", win)
 
     def trial(self, trial_id: int) -> Trial:
         """Return the trial with this number. Raise NotFound."""
@@ -185,7 +190,9 @@ class Store:
     def alpha_spent(self, slot: str, after: int) -> float:
         """Return what the concluded trials of a slot after this one have spent of its campaign's error budget."""
         row = self.db.one(
-            "SELECT COALESCE(SUM(json_extract(basis, '$.alpha')), 0) FROM trials WHERE slot = ? AND id > ?", slot, after
+            "SELECT COALESCE(SUM(json_extract(basis, '$.alpha')), 0) FROM trials"
+            " WHERE slot = ? AND id > ? AND NOT is_baseline",
+            *(slot, after),
         )
         return float(row[0]) if row else 0.0
 

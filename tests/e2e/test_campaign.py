@@ -1,11 +1,13 @@
 """Campaigns from enqueue to journal, with the daemon as a real process and a fake server in a real one."""
 
 import json
+import re
 import time
 
 import pytest
 from e2e.house import SLOT, House
 
+from autotuner.core.state import Purpose
 from autotuner.edge.store import Store
 
 HARSH = """
@@ -33,18 +35,76 @@ def test_the_faster_server_is_promoted_and_serves_at_the_end(house: House) -> No
     house.wait_settled()
     house.wait_serving("faster")
     assert house.verdicts() == {"base": "pass", "faster": "pass", "slower": "fail"}
-    assert house.status()["best_known"]["name"] == "faster"
+    order = [(r.name, r.trial_id) for r in house.launches() if r.purpose is Purpose.TRIAL]
+    assert order == [("base", 1), ("faster", 2), ("base", 4), ("faster", 5), ("slower", 3)], (
+        "A1 B1 A2 B2, then the rest"
+    )
+    assert house.titles()[:4] == ["promoted base", "measured faster", "measured base", "promoted faster"]
+    assert house.status()["best_known"] | {"candidate": ""} == {"name": "faster", "candidate": "", "trial": 5}
+    won, again, confirmed = (house.cli("why", number).stdout for number in (2, 4, 5))
+    assert "it is promoted once fresh launches have confirmed that" in won
+    assert "the best-known, base, is launched again as trial 4: it has 1 launch on record, 2 are asked" in won
+    assert "; faster is launched again as trial 5: a win is promoted on a fresh launch only" in won
+    assert "- Trial: 4, best-known again (A/A), for the win of trial 2" in again
+    assert "of the launch before" in again
+    assert "is confirmed on a fresh launch" in confirmed
+    assert "1 against 2 launches" in confirmed
     verified = house.cli("journal", "verify").stdout
     assert "entries intact" in verified
     replayed = house.cli("journal", "replay").stdout.splitlines()
-    assert [line.partition(": ")[2].split(",")[0] for line in replayed] == ["pass", "pass", "fail"]
+    assert [line.partition(": ")[2].split(",")[0] for line in replayed] == ["pass", "pass", "fail", "pass", "pass"]
     assert all(line.endswith(": as recorded") for line in replayed), replayed
-    assert "0 of 3 levels on record would end otherwise" in house.cli("policies", "test").stdout
+    assert "0 of 5 levels on record would end otherwise" in house.cli("policies", "test").stdout
     rules = house.folder / "harsh"
     rules.mkdir()
     (rules / "harsh.toml").write_text(HARSH)
     tried = house.cli("policies", "test", rules).stdout
     assert "would lose faster at concurrency 4: harsh.toml/anything" in tried
+
+
+def test_a_winner_that_was_lucky_once_is_not_promoted(house: House) -> None:
+    house.write_settings()
+    lucky = {"lucky_tok_s": 200, "lucky_mark": house.folder / "mark"}
+    house.cli("enqueue", house.candidate("base", tok_s=100), house.candidate("lucky", tok_s=101, **lucky))
+    house.start()
+    house.wait_settled()
+    house.wait_serving("base")
+    assert [(t.name, str(t.verdict), t.promoted) for t in house.read(lambda s: s.trials())] == [
+        ("base", "pass", True),
+        ("lucky", "pass", False),
+        ("base", "pass", False),
+        ("lucky", "inconclusive", False),
+    ]
+    said = house.cli("why", "lucky").stdout
+    assert re.search(
+        r"The win of trial 2, 1\.[789]\d+ then, is not confirmed on a fresh launch: the objective is [01]\.", said
+    )
+    assert house.status()["trials"][-1]["confirms"] == 2
+    assert "followed by: trial 4, lucky: confirms the win of trial 2, inconclusive" in house.cli("show", 2).stdout
+    assert all(line.endswith(": as recorded") for line in house.cli("journal", "replay").stdout.splitlines())
+
+
+def test_a_daemon_killed_during_the_confirmation_goes_on_with_it(house: House) -> None:
+    house.benchmark["seconds"] = "3"
+    house.write_settings()
+    house.cli("enqueue", house.candidate("base", tok_s=100), house.candidate("faster", tok_s=200))
+    house.start()
+    house.wait(lambda: len(house.read(lambda s: s.trials())) == 4, 60, "the win")
+    house.kill()
+    house.start()
+    house.wait(lambda: (house.status()["trial"] or {}).get("id") == 4, 60, "the confirming trial")
+    house.wait_measuring("faster")
+    house.kill()
+    house.start()
+    house.wait_settled()
+    house.wait_serving("faster")
+    assert [(t.id, t.promoted) for t in house.read(lambda s: s.trials())] == [
+        (1, True),
+        (2, False),
+        (3, False),
+        (4, True),
+    ]
+    assert house.titles().count("promoted faster") == 1
 
 
 def test_a_record_that_was_changed_does_not_replay(house: House) -> None:
@@ -131,7 +191,7 @@ def test_a_changed_benchmark_measures_the_best_known_first(house: House) -> None
     house.wait_serving("faster")
     assert "queued baseline base" in house.titles()
     names = [(t.name, t.is_baseline) for t in house.read(lambda s: s.trials())]
-    assert names == [("base", False), ("faster", False), ("base", True)]
+    assert names == [("base", False), ("faster", False), ("base", True), ("base", True), ("faster", False)]
 
 
 def test_enqueue_of_a_thousand_files_is_quick_and_loses_none(house: House) -> None:
@@ -182,7 +242,7 @@ def test_queue_can_be_listed_moved_and_cancelled(house: House) -> None:
 
 
 def test_a_budget_of_trials_ends_the_campaign_with_the_best_known_serving(house: House) -> None:
-    house.extra = "[budget]\ntrials = 2"
+    house.extra = "[budget]\ntrials = 2\n[noise]\nconfirm_launches = 0"
     house.write_settings()
     house.cli("enqueue", *(house.candidate(n, tok_s=r) for n, r in (("a", 200), ("b", 50), ("c", 400))))
     house.start()

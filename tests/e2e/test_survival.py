@@ -15,7 +15,8 @@ pytestmark = pytest.mark.e2e
 
 
 def with_best_known(house: House, **behaviour: object) -> None:
-    """A house in which `base` is the best-known and serves."""
+    """A house in which `base` is the best-known and serves, and in which a win promotes at once."""
+    house.extra = "[noise]\nconfirm_launches = 0"
     house.write_settings()
     house.cli("enqueue", house.candidate("base", **{"tok_s": 100, **behaviour}))
     house.start()

@@ -13,7 +13,7 @@ import json
 import os
 import signal
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 MODES = (
@@ -36,7 +36,10 @@ JSON = "application/json"
 
 @dataclass(frozen=True)
 class Behaviour:
-    """How the server behaves; `tok_s` is the rate of each stream, `max_running` 0 means no limit."""
+    """How the server behaves; `tok_s` is the rate of each stream, `max_running` 0 means no limit.
+
+    As a program it is lucky once: the start that finds no file `lucky_mark` makes it and runs at `lucky_tok_s`.
+    """
 
     mode: str = "normal"
     tok_s: float = 200.0
@@ -46,6 +49,8 @@ class Behaviour:
     start_s: float = 3.0
     die_after: int = 3
     model: str = "fake"
+    lucky_tok_s: float = 0.0
+    lucky_mark: str = ""
 
 
 @dataclass
@@ -280,6 +285,9 @@ async def _run(behaviour: Behaviour, port: int) -> None:
 
 def main() -> None:
     behaviour, port, seconds = _options()
+    if behaviour.lucky_mark and not os.path.exists(behaviour.lucky_mark):
+        with open(behaviour.lucky_mark, "x"):
+            behaviour = replace(behaviour, tok_s=behaviour.lucky_tok_s)
     signal.alarm(max(1, seconds))  # its default action ends the process, whatever else it ignores
     asyncio.run(_run(behaviour, port))
 

@@ -13,6 +13,7 @@ from autotuner.bench.workload import Benchmark
 from autotuner.cli import main
 from autotuner.core.candidate import CandidateFile, Launch
 from autotuner.core.causes import Level, split_loss
+from autotuner.core.confirm import Noise
 from autotuner.core.objective import Constraints, Objective, score
 from autotuner.core.policy import FACTS, MOMENTS, Rule
 from autotuner.core.speculation import assess
@@ -105,7 +106,7 @@ def test_the_guide_names_every_exit_code() -> None:
 
 @pytest.mark.parametrize(
     "model",
-    [Settings, Slot, Benchmark, Objective, Constraints, Budget, MaintenanceWindow, CandidateFile, Launch],
+    [Settings, Slot, Benchmark, Objective, Constraints, Noise, Budget, MaintenanceWindow, CandidateFile, Launch],
     ids=lambda model: model.__name__,
 )
 def test_the_guide_names_every_key(model: type[BaseModel]) -> None:

@@ -1,5 +1,7 @@
 """The figures' promises: tokens from usage, failures apart, the steady part alone, and a void level says why."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from autotuner.bench.measurement import (
     LevelSamples,
     Progress,
     RequestSample,
+    drift,
     figures,
     interim_figures,
     tokens_per_event,
@@ -109,3 +112,31 @@ def test_interim_figures_are_those_of_the_steady_part_so_far() -> None:
     assert (found.requests_ok, found.requests_failed, found.concurrency) == (3, 1, 8)
     assert interim_figures(8, warm).output_tok_s == 0.0
     assert interim_figures(8, []).output_tok_s == 0.0
+
+
+def level_of(*rates: int) -> LevelSamples:
+    """A level with a stretch of a second at each of these events a bin."""
+    return steady(request(5.0), bins=tuple(rate for rate in rates for _ in range(10)))
+
+
+def test_a_rate_that_falls_within_a_level_is_told_with_its_size() -> None:
+    found = figures(level_of(100, 101, 99, 100, 96, 95, 90, 88, 90, 89, 91, 90))
+    assert found.drift_ratio == pytest.approx(-0.1)
+    assert figures(level_of(90, 88, 90, 89, 96, 95, 100, 101, 99, 100, 99, 100)).drift_ratio == pytest.approx(
+        0.116, abs=0.01
+    )
+
+
+def test_a_rate_that_keeps_changes_little_or_scatters_is_no_drift() -> None:
+    assert figures(level_of(*[100] * 12)).drift_ratio is None
+    assert figures(level_of(*[100] * 6, *[96] * 6)).drift_ratio is None, "4 % is not worth another launch"
+    assert figures(level_of(100, 60, 140, 100, 100, 100, 100, 100, 80, 120, 60, 90)).drift_ratio is None
+    assert figures(level_of(100, 100, 50, 50)).drift_ratio is None, "too few stretches to tell"
+    assert figures(level_of(*[0] * 12)).drift_ratio is None
+
+
+def test_a_level_that_only_scatters_is_seldom_said_to_drift() -> None:
+    """5 % scatter between stretches: Student's band is crossed by 1 level in 20, whatever the number of stretches."""
+    source = random.Random(11)
+    told = [drift([source.gauss(100, 5) for _ in range(count)]) for count in (9, 15, 30) for _ in range(700)]
+    assert sum(found is not None for found in told) / len(told) < 0.06

@@ -10,7 +10,16 @@ from pydantic import ValidationError
 from unit.core.building import figures
 
 from autotuner.bench.measurement import Figures
-from autotuner.core.objective import Constraints, Objective, level_order, pareto_front, score, violations, weights_of
+from autotuner.core.objective import (
+    Constraints,
+    Objective,
+    deciding_levels,
+    level_order,
+    pareto_front,
+    score,
+    violations,
+    weights_of,
+)
 from autotuner.core.statistics import Z95
 
 LEVELS = (1, 8, 32, 128)
@@ -41,6 +50,15 @@ def test_the_deciding_level_is_measured_first() -> None:
     assert level_order(Objective(maximise="geometric_mean", weights={8: 3, 1: 1}), LEVELS) == (8, 1, 128, 32)
 
 
+def test_what_carries_weight_decides_and_so_does_the_single_stream_where_it_is_a_constraint() -> None:
+    floor = Constraints(single_stream_ratio_min=0.9)
+    assert deciding_levels(BUSIEST, LEVELS) == (128,)
+    assert deciding_levels(Objective(constraints=floor), LEVELS) == (1, 128)
+    assert deciding_levels(Objective(constraints=floor), (8, 32)) == (32,)
+    assert deciding_levels(Objective(maximise="geometric_mean", weights={8: 3, 32: 1, 1: 0}), LEVELS) == (8, 32)
+    assert deciding_levels(Objective(constraints=Constraints(ttft_p99_ms_max=500)), LEVELS) == (128,)
+
+
 def test_single_stream_and_throughput_disagree_about_the_winner() -> None:
     """The field case: vLLM 82.5 / 1,536 against SGLang 63.6 / 2,370 tok/s at concurrency 1 / 128."""
     vllm, sglang = side(c1=82.5, c128=1536.0), side(c1=63.6, c128=2370.0)
@@ -66,6 +84,9 @@ def test_the_noise_between_launches_counts_once_for_the_whole_score() -> None:
         found = score(objective, side(c1=100.0, c8=100.0), side(c1=100.0, c8=100.0), 0.03)
         assert found is not None
         assert found.high - 1 == pytest.approx(Z95 * math.sqrt(2) * 0.03)
+        repeated = score(objective, side(c1=100.0, c8=100.0), side(c1=100.0, c8=100.0), 0.03, launches=(1, 2))
+        assert repeated is not None
+        assert repeated.high - 1 == pytest.approx(Z95 * math.sqrt(1.5) * 0.03)
 
 
 @pytest.mark.parametrize("bad", [None, figures(8, 0.0), figures(8, 100.0, void="the client was the limit")])

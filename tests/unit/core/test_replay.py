@@ -1,6 +1,8 @@
 """A verdict computed again from its record comes out as it did, and any change of the record shows."""
 
 import copy
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from autotuner.core.policy import Watch, load_policy
 from autotuner.core.replay import Replayed, replay
 from autotuner.core.source import Source
 from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, judge
+from autotuner.edge.rows import BASIS
 
 FOLDER = Path(__file__).parents[3] / "policies"
 POLICIES = tuple(load_policy(Source(p.name, p.read_text(encoding="utf-8"))) for p in sorted(FOLDER.glob("*.toml")))
@@ -44,6 +47,33 @@ def test_what_is_as_it_was_comes_out_as_it_did() -> None:
     basis, judgement, evidence = record()
     assert any(look["fired"] for look in evidence[8]["looks"]), "a replay in which nothing fires proves nothing"
     assert replay(basis, judgement, evidence, BY_HASH) == Replayed(1, 3, ())
+
+
+def test_a_figure_that_was_not_recorded_yet_is_not_missed() -> None:
+    """A database of before knows nothing of the drift within a level, whatever its samples say of it."""
+    basis, _, evidence = record()
+    falling = SAMPLES.model_copy(update={"steady_to_s": 13.0, "bins": (40,) * 60 + (30,) * 60})
+    evidence[8]["samples"] = falling.model_dump(mode="json")
+    now = figures(falling)
+    assert now.drift_ratio is not None
+    then = LevelResult.model_validate({"concurrency": 8, "figures": now.model_dump(exclude={"drift_ratio"})})
+    basis = dataclasses.replace(basis, results=(then,))
+    assert replay(basis, judge(basis), evidence, BY_HASH).differences == ()
+    new = dataclasses.replace(basis, results=(LevelResult(concurrency=8, figures=now),))
+    assert replay(new, judge(new), evidence, BY_HASH).differences == ()
+
+
+def test_a_basis_of_before_is_judged_as_it_was_then() -> None:
+    """What was stored before launches were pooled and wins confirmed has one baseline and promotes at once."""
+    basis, _, _ = record()
+    stored = json.loads(BASIS.dump_json(dataclasses.replace(basis, results=(level(8, 800.0),))))
+    for key in ("is_best", "measure", "baseline_runs", "earlier_runs", "win", "owed", "remarks"):
+        del stored[key]
+    found = judge(BASIS.validate_python(stored))
+    assert found.promote
+    assert found.reasons == (
+        "the objective is 2.000 of the best-known's (95 % interval 1.834 to 2.166), above 1 with 3.0 % noise between launches",
+    )
 
 
 def change_fact(kept: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from autotuner.core.statistics import (
     LAUNCH_NOISE_PRIOR,
     Z95,
     Interval,
+    between_launches,
     budget_share,
     confidence_sequence,
     correlation_factor,
@@ -110,6 +111,14 @@ def test_the_noise_between_launches_counts_on_both_sides_of_a_ratio() -> None:
     found = ratio_interval(Interval(110.0, 110.0, 110.0), exact, 0.03)
     assert found.mean == pytest.approx(1.1)
     assert found.high - found.mean == pytest.approx(1.1 * Z95 * 0.03 * math.sqrt(2))
+
+
+def test_the_noise_of_a_ratio_falls_with_the_launches_of_either_side() -> None:
+    exact = Interval(100.0, 100.0, 100.0)
+    assert between_launches(0.03, (1, 1)) == pytest.approx(2 * 0.03**2)
+    for launches in ((2, 1), (1, 2)):
+        found = ratio_interval(exact, exact, 0.03, launches)
+        assert found.high - 1 == pytest.approx(Z95 * 0.03 * math.sqrt(1.5))
 
 
 def test_relative_errors_of_a_ratio_add_in_squares() -> None:
@@ -249,5 +258,5 @@ def test_the_trials_that_are_known_share_half_of_what_is_left() -> None:
 
 def test_a_ratio_of_smaller_error_is_wider_by_the_quantile() -> None:
     exact = Interval(100.0, 100.0, 100.0)
-    found = ratio_interval(exact, exact, 0.03, 0.001)
+    found = ratio_interval(exact, exact, 0.03, alpha=0.001)
     assert found.high - 1 == pytest.approx(z_of(0.001) * math.sqrt(2) * 0.03)

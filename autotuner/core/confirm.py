@@ -1,0 +1,191 @@
+"""What must still be measured before a win may promote, and which launches of the best-known it is held against. Pure.
+
+Owns two promises: the figure on record of a best-known comes from launches that did not select it, and confirming ends:
+every win costs a bounded number of launches.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from autotuner.bench.measurement import Figures
+from autotuner.core.objective import unusable
+from autotuner.core.statistics import Z95, Z99, between_launches, launch_noise
+
+
+class Noise(BaseModel):
+    """How sure a promotion has to be. `confirm_launches` 0 promotes on the first trial's figures, as they are.
+
+    `baseline_launches`: launches of the best-known on record that a promotion needs. `baseline_max_age_s`: none of them
+    being younger than this, it is launched once more. `error_budget`: the probability with which a campaign may have a wrong
+    stop or promotion by chance.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    baseline_launches: int = Field(default=2, ge=1, le=20)
+    confirm_launches: int = Field(default=1, ge=0, le=20)
+    baseline_max_age_s: float = Field(default=14400.0, gt=0)
+    error_budget: float = Field(default=0.05, gt=0, lt=1)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One launch of a server as far as it was measured, under the number of its trial.
+
+    `age_s` is the seconds since then, None if the host was booted in between.
+    """
+
+    trial: int
+    figures: dict[int, Figures]
+    age_s: float | None = 0.0
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is held against a candidate: the best-known's launches that count, oldest first, and the noise between them.
+
+    `said` tells of launches that do not count any more.
+    """
+
+    runs: tuple[Run, ...]
+    noise: float
+    said: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Owed:
+    """One launch that must still be measured: of the best-known (`baseline`) or of the winner (`confirm`), and why."""
+
+    what: Literal["baseline", "confirm"]
+    why: str
+
+
+def owed(noise: Noise, best: Record, best_tries: int, confirmed: int) -> tuple[Owed, ...]:
+    """Given the best-known's record, return what must be measured before a win may promote, in this order; () if nothing.
+
+    `best_tries` are the launches of the best-known that this win has cost already, measured or not; `confirmed` the
+    launches on which the winner was measured since it won. The last one owed is always a confirming one, since its verdict
+    is the one that promotes; before it the two sides take turns, so that a host that drifts does so for both.
+
+    The best-known is launched at most `baseline_launches` times for one win: one that does not come up, or drifts for ever,
+    must not keep a winner waiting for ever. What is on record then has to do; fewer launches make a wider interval.
+    """
+    if not noise.confirm_launches:
+        return ()
+    missing = noise.baseline_launches - len(best.runs)
+    why = f"it has {_launches(len(best.runs))} on record, {noise.baseline_launches} are asked"
+    if missing <= 0:
+        old = not any(run.age_s is not None and run.age_s <= noise.baseline_max_age_s for run in best.runs)
+        missing = 1 if old else 0
+        why = f"its last measurement is older than {noise.baseline_max_age_s / 3600:g} h or of another boot"
+    baselines = [Owed("baseline", why)] * max(0, min(missing, noise.baseline_launches - best_tries))
+    again = "" if confirmed < noise.confirm_launches else ", once more beside the best-known's new one"
+    asked = max(noise.confirm_launches - confirmed, 1 if baselines else 0)
+    confirms = [Owed("confirm", f"a win is promoted on a fresh launch only{again}")] * asked
+    ahead = max(0, len(baselines) - len(confirms))
+    found = baselines[:ahead]
+    for turn, confirm in enumerate(confirms):
+        found += [*baselines[ahead + turn : ahead + turn + 1], confirm]
+    return tuple(found)
+
+
+def owed_again(figures: dict[int, Figures], levels: tuple[int, ...], *, is_repeat: bool) -> tuple[Owed, ...]:
+    """Given a measurement of the best-known, return the one that must replace it because its rate drifted; once only."""
+    drifting = drifted(figures, levels)
+    if not drifting or is_repeat:
+        return ()
+    at = " and ".join(str(level) for level in drifting)
+    return (Owed("baseline", f"its rate drifted within the level at concurrency {at}"),)
+
+
+def first_leg(owing: tuple[Owed, ...]) -> tuple[Owed, ...]:
+    """Given what is owed, return it up to the first confirming launch: after that one's verdict it is asked anew."""
+    end = next((i for i, one in enumerate(owing) if one.what == "confirm"), len(owing))
+    return owing[: end + 1]
+
+
+def on_record(runs: tuple[Run, ...], levels: tuple[int, ...]) -> Record:
+    """Given a best-known's launches, oldest first, and the levels that decide, return those that count.
+
+    A launch counts if every deciding level is usable; one whose rate drifted within such a level only while there is no
+    better one. If a launch differs from those before it by more than the noise explains, the ones before it stop to count.
+    While only one launch is left after such a jump nobody can tell drift from noise, and the noise is that of all of them.
+    """
+    whole = tuple(run for run in runs if complete(run.figures, levels))
+    steady = tuple(run for run in whole if not drifted(run.figures, levels)) or whole
+    kept: list[Run] = []
+    said: list[str] = []
+    for run in steady:
+        jump = next((text for level in levels if (text := _jump(kept, run, level))), "")
+        if jump:
+            said.append(jump)
+            kept = []
+        kept.append(run)
+    noisy = kept if len(kept) > 1 else list(steady)
+    return Record(tuple(kept), _noise(noisy, levels), tuple(said))
+
+
+def complete(figures: dict[int, Figures], levels: tuple[int, ...]) -> bool:
+    """Tell whether all these levels were measured and are usable."""
+    return not any(unusable(figures.get(level)) for level in levels)
+
+
+def drifted(figures: dict[int, Figures], levels: tuple[int, ...]) -> tuple[int, ...]:
+    """Given a launch's figures, return those of the levels within which its rate drifted."""
+    return tuple(level for level in levels if level in figures and figures[level].drift_ratio is not None)
+
+
+def pool(runs: tuple[dict[int, Figures], ...]) -> dict[int, Figures]:
+    """Given the figures of each launch of one server, oldest first, return one set: by level the newest with the mean rate.
+
+    The half width is that of a mean of independent ones, sqrt(sum of squares) / n. Void levels count only where a level
+    has nothing else.
+    """
+    pooled = {}
+    for level in sorted({level for run in runs for level in run}):
+        every = [run[level] for run in runs if level in run]
+        good = [f for f in every if not unusable(f)]
+        if len(good) < 2:
+            pooled[level] = (good or every)[-1]
+            continue
+        mean = sum(f.output_tok_s for f in good) / len(good)
+        half = math.sqrt(sum(_half(f) ** 2 for f in good)) / len(good)
+        rate = {"output_tok_s": mean, "output_tok_s_low": max(0.0, mean - half), "output_tok_s_high": mean + half}
+        pooled[level] = good[-1].model_copy(update=rate)
+    return pooled
+
+
+def _jump(before: list[Run], run: Run, level: int) -> str:
+    """Say that a launch's rate is outside the 99 % band around the mean of those before it; empty if it is inside."""
+    if not before:
+        return ""
+    rates = [b.figures[level].output_tok_s for b in before]
+    mean, now = sum(rates) / len(rates), run.figures[level]
+    within = (_half(now) / Z95 / now.output_tok_s) ** 2
+    within += sum((_half(b.figures[level]) / Z95 / mean) ** 2 for b in before) / len(before) ** 2
+    noise = launch_noise(rates)
+    band = Z99 * math.sqrt(within + between_launches(noise, (1, len(rates))))
+    change = math.log(now.output_tok_s / mean)
+    if abs(change) <= band:
+        return ""
+    return (
+        f"the best-known's launch of trial {run.trial} gave {now.output_tok_s:.1f} tok/s at concurrency {level}, "
+        f"{mean:.1f} before ({100 * (math.exp(change) - 1):+.0f} %): more than {100 * noise:.1f} % noise between launches "
+        "explains, so the host has changed and only launches since then count"
+    )
+
+
+def _noise(runs: list[Run], levels: tuple[int, ...]) -> float:
+    rates = [[run.figures[level].output_tok_s for run in runs] for level in levels]
+    return max((launch_noise(of_level) for of_level in rates), default=launch_noise([]))
+
+
+def _half(figures: Figures) -> float:
+    return (figures.output_tok_s_high - figures.output_tok_s_low) / 2
+
+
+def _launches(count: int) -> str:
+    return f"{count} launch" if count == 1 else f"{count} launches"
