@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow test-vllm bench-readers fuzz check format install-service clean
+.PHONY: help install demo test test-slow test-vllm bench-readers simulate fuzz check format install-service clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
@@ -41,6 +41,10 @@ test-vllm: $(STAMP) ## run the tests on real vLLM on the CPU, in a .venv-vllm of
 bench-readers: $(STAMP) ## measure how fast logs are read, and in how much memory
 	$(BIN)/python benchmarks/readers.py
 	$(BIN)/python benchmarks/readers.py --gib 1
+
+CAMPAIGNS ?= 2000
+simulate: $(STAMP) ## work CAMPAIGNS simulated campaigns (2000) with the shipped stop rules (about 20 minutes on 2 cores)
+	$(BIN)/autotuner simulate --campaigns $(CAMPAIGNS)
 
 FUZZ_S ?= 600
 fuzz: $(STAMP) ## fuzz every reader of a server's output for FUZZ_S seconds (600; x86-64 Linux, up to Python 3.13)

@@ -245,13 +245,11 @@ def interim_figures(concurrency: int, progress: list[Progress], alpha: float = 0
     Rates are over the steady part; their bounds come from stretches of at least a second, hold at every look with
     probability 1 - alpha, and are infinite before there are enough of them. Latencies are left to the end.
     """
-    steady = [p for p in progress if p.phase == "steady"]
-    before = next((p for p in reversed(progress) if p.phase == "warm-up"), None)
-    start = before.at_s if before else (steady[0].at_s if steady else 0.0)
+    steady, start = _steady(progress)
     last = progress[-1] if progress else None
     per_event = last.tokens_per_event if last else 1.0
     seconds = max(0.0, steady[-1].at_s - start) if steady else 0.0
-    interval = confidence_sequence(_stretches(steady, start, per_event), alpha)
+    interval = confidence_sequence(steady_rates(progress), alpha)
     total = sum(p.events for p in steady) * per_event / seconds if seconds > 0 else 0.0
     half = (interval.high - interval.low) / 2
     return Figures(
@@ -267,12 +265,21 @@ def interim_figures(concurrency: int, progress: list[Progress], alpha: float = 0
     )
 
 
-def _stretches(steady: list[Progress], start: float, per_event: float) -> list[float]:
-    """Token rates over consecutive stretches of a second or more."""
-    rates, events, since = [], 0, start
+def steady_rates(progress: list[Progress]) -> list[float]:
+    """Given what the worker has said so far, return output tok/s over consecutive stretches of a second or more."""
+    steady, since = _steady(progress)
+    per_event = progress[-1].tokens_per_event if progress else 1.0
+    rates, events = [], 0
     for p in steady:
         events += p.events
         if p.at_s - since >= 1.0:
             rates.append(events * per_event / (p.at_s - since))
             events, since = 0, p.at_s
     return rates
+
+
+def _steady(progress: list[Progress]) -> tuple[list[Progress], float]:
+    """The lines of the steady part, and the second at which it began."""
+    steady = [p for p in progress if p.phase == "steady"]
+    before = next((p for p in reversed(progress) if p.phase == "warm-up"), None)
+    return steady, before.at_s if before else (steady[0].at_s if steady else 0.0)

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from autotuner.bench.measurement import Figures
 from autotuner.core.policy import Facts
 from autotuner.core.speculation import USUAL_DOUBT, Doubt, SpeculationAtLevel
-from autotuner.core.statistics import Interval, ratio_interval, relative_half_width
+from autotuner.core.statistics import Interval, confidence_sequence, ratio_interval, relative_half_width
 from autotuner.engines.base import Diagnosis, Stage
+
+SETTLE_ALPHA = 0.05  # that a figure is known well enough decides nothing, so it spends nothing of the error budget
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,8 @@ class StartSoFar:
 class LevelSoFar:
     """A level in progress or at its end (`over`). `best` is the best-known's figures at this level, if it was measured.
 
-    `prompts` counts the requests begun in the steady part. The bounds of `figures` are of confidence 1 - `doubt.alpha`
-    while it is in progress.
+    `prompts` counts the requests begun in the steady part, `rates` are output tok/s over consecutive stretches of it. The
+    bounds of `figures` are of confidence 1 - `doubt.alpha` while it is in progress.
     """
 
     figures: Figures
@@ -42,6 +44,7 @@ class LevelSoFar:
     best: Figures | None
     doubt: Doubt = USUAL_DOUBT
     prompts: int = 0
+    rates: tuple[float, ...] = ()
     over: bool = False
 
 
@@ -78,6 +81,7 @@ def level_facts(level: LevelSoFar) -> Facts:
         "level.requests_ok": float(f.requests_ok),
         "level.requests_failed": float(f.requests_failed),
         "level.prompts": float(level.prompts),
+        "level.launch_noise": level.doubt.launch_noise,
         "spec.on": level.speculates,
     }
     if level.running is not None:
@@ -88,7 +92,9 @@ def level_facts(level: LevelSoFar) -> Facts:
         facts["level.output_tok_s"] = f.output_tok_s
         if math.isfinite(f.output_tok_s_high):
             facts["level.output_tok_s_high"] = f.output_tok_s_high
-            facts["level.rate_error"] = relative_half_width(_rate(f))
+    error = relative_half_width(confidence_sequence(list(level.rates), SETTLE_ALPHA))
+    if math.isfinite(error):
+        facts["level.rate_error"] = error
     if level.over:
         facts["level.client_limited"] = f.client_limited
     return {**facts, **_best_facts(level), **_speculation_facts(level)}

@@ -6,7 +6,7 @@ verify steps they are exact and win; otherwise the log's own decode lines do.
 
 from dataclasses import dataclass, field
 
-from autotuner.bench.measurement import Figures, Progress, interim_figures
+from autotuner.bench.measurement import Figures, Progress, interim_figures, steady_rates
 from autotuner.core.contradiction import contradictions
 from autotuner.core.facts import LevelSoFar
 from autotuner.core.ranks import RankJoiner
@@ -145,6 +145,7 @@ class Gather:
             figures or interim_figures(plan.concurrency, progress, plan.doubt.alpha),
             load_s=progress[-1].at_s if progress else 0.0,
             prompts=self.answered + progress[-1].in_flight if self.steady else 0,
+            rates=tuple(steady_rates(progress)),
             over=figures is not None,
         )
 
@@ -161,11 +162,13 @@ def so_far(
     *,
     load_s: float,
     prompts: int = 0,
+    rates: tuple[float, ...] = (),
     over: bool = False,
 ) -> LevelSoFar:
     """Given a level's plan, windows and figures, return what policies look at.
 
-    `load_s` is the time since its load began, `prompts` the requests begun in the steady part.
+    `load_s` is the time since its load began, `prompts` the requests begun in the steady part, `rates` are output tok/s
+    over consecutive stretches of it.
     """
     spec = (
         assess(windows, plan.concurrency, plan.cap, plan.speculation, plan.baseline_steps_s, plan.doubt)
@@ -183,6 +186,7 @@ def so_far(
         best=plan.best,
         doubt=plan.doubt,
         prompts=prompts,
+        rates=rates,
         over=over,
     )
 

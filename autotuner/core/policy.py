@@ -57,9 +57,8 @@ FACTS: tuple[FactDefinition, ...] = (
     FactDefinition("level.failed_ratio", float, "", "failed / finished requests", "before the first one finished"),
     FactDefinition("level.output_tok_s", float, "tok/s", "output rate over the steady part", "before it began"),
     FactDefinition("level.output_tok_s_high", float, "tok/s", "its upper bound", "before enough was measured"),
-    FactDefinition(
-        "level.rate_error", float, "", "half the width of its bounds / the rate", "before enough was measured"
-    ),
+    FactDefinition("level.rate_error", float, "", "half its 95 % bounds / the rate", "before enough was measured"),
+    FactDefinition("level.launch_noise", float, "", "relative standard deviation between launches", "outside a level"),
     FactDefinition("level.prompts", float, "requests", "distinct prompts begun in the steady part", "outside a level"),
     FactDefinition(
         "level.client_limited",

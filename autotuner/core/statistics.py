@@ -19,7 +19,7 @@ LAUNCH_NOISE_PRIOR = 0.03
 
 # Prior variance of the standardised effect in the confidence sequence. Larger is tighter after few values and looser after
 # many; 10 is tightest where verdicts fall, between 5 and 30 windows.
-_EFFECT_VARIANCE = 10.0
+_EFFECT_VARIANCE = 30.0
 
 
 @dataclass(frozen=True)

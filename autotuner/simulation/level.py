@@ -1,7 +1,8 @@
 """One level of a simulated launch: windows as a server's counters would give them, looked at by the rules. Seeded, no clock."""
 
+import math
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autotuner.bench.measurement import Figures
 from autotuner.core.facts import level_facts, server_facts
@@ -13,7 +14,7 @@ from autotuner.core.watching import LevelRules
 from autotuner.engines.base import Speculation, Window
 from autotuner.simulation.world import OUTPUT_TOKENS, Host, Server
 
-SECONDS, WINDOW_S = 60.0, 2.0
+SECONDS, WINDOW_S = 60.0, 1.0
 EXTEND_MAX, FEW_ANSWERS_MAX = 3.0, 2.0  # as the daemon's own measuring has them
 
 
@@ -41,11 +42,18 @@ def warm_up_s(server: Server, level: int) -> float:
     return OUTPUT_TOKENS * level / server.tok_s(level)
 
 
+def steady_s(server: Server, level: int) -> float:
+    """Given a server and a level, return the seconds of its steady part where no rule ends it: longer for few answers."""
+    enough_s = level * OUTPUT_TOKENS / server.tok_s(level)
+    return min(max(SECONDS, WINDOW_S * math.ceil(enough_s / WINDOW_S)), FEW_ANSWERS_MAX * SECONDS)
+
+
 def measure(
     launch: Launch, host: Host, plan: LevelPlan, policies: tuple[Policy, ...], facts: Facts, rng: random.Random
 ) -> tuple[LevelResult, float]:
     """Measure one level under the rules, to its end if there are none; return its result and the seconds it took."""
-    rules, windows, shifts = LevelRules(policies), [], _Noise(host, rng)
+    rules, shifts = LevelRules(policies), _Noise(host, rng)
+    windows: list[Window] = []
     steady_s = 0.0
     warm_s = warm_up_s(launch.server, plan.concurrency)
     while True:
@@ -54,7 +62,14 @@ def measure(
         figures = _figures(plan, windows, plan.doubt.alpha)
         if policies:
             prompts = figures.requests_ok + launch.server.running(plan.concurrency)
-            seen = so_far(plan, tuple(windows), figures, load_s=warm_s + steady_s, prompts=prompts)
+            seen = so_far(
+                plan,
+                tuple(windows),
+                figures,
+                load_s=warm_s + steady_s,
+                prompts=prompts,
+                rates=tuple(w.gen_tok_s or 0.0 for w in windows),
+            )
             alive = server_facts(alive=True, exit_code=None, diagnosis=None)
             rules.look("window", {**alive, **facts, **level_facts(seen)})
         if rules.over or _ended(plan, policies, rules, figures, steady_s):
@@ -133,8 +148,3 @@ def _ended(plan: LevelPlan, policies: tuple[Policy, ...], rules: LevelRules, fig
     wanted = holding(policies, "window", rules.looks[-1].facts) if rules.looks else ()
     extends = any(fired.action == "extend" and not fired.dry_run for fired in wanted)
     return not extends or steady_s >= EXTEND_MAX * SECONDS
-
-
-def slowed(launch: Launch, factor: float) -> Launch:
-    """Given a launch, return it after the host has drifted by a factor."""
-    return replace(launch, factor=launch.factor * factor)
