@@ -14,6 +14,7 @@ from autotuner.context import Live, SlotContext
 from autotuner.core import decide
 from autotuner.core.candidate import Candidate
 from autotuner.core.facts import level_facts, server_facts
+from autotuner.core.followups import speculation_lost
 from autotuner.core.gather import Gather, LevelPlan, baseline_steps
 from autotuner.core.objective import weights_of
 from autotuner.core.policy import ENDS_LEVEL, Facts, Fired, Watch, When, holding
@@ -45,11 +46,13 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
         with ctx.store.transaction():
             outcome.launch_ended(ctx, ctx.store.launch(action.launch_id), level.seen, diagnosis, asked=False)
             ctx.store.update_trial(action.trial_id, ended=fired.model_dump_json())
+            level.want()
         return
     result = level.judge(samples)
     with ctx.store.transaction():
         ctx.store.keep_policies(ctx.policies)
         ctx.store.put_result(action.trial_id, result, level.evidence(samples))
+        level.want()
     ctx.live = Live(stage="measured", level=action.level, output_tok_s=result.figures.output_tok_s)
 
 
@@ -78,7 +81,7 @@ class _Level:
         self.gather = Gather(self._plan())
         self.looks: list[_Look] = []
         self.fired: Fired | None = None
-        self.proposal: Fired | None = None
+        self.proposed: list[Fired] = []
         self.seen = ServerSeen(action.launch_id, alive=True)
         self._began_s = clock.monotonic_s()
         self._looked_s = 0.0
@@ -98,6 +101,7 @@ class _Level:
             best=best.figures if best else None,
             launch_noise=outcome.noise_of(self.ctx, self.trial.benchmark_hash),
             graph_max_batch=effective.graph_max_batch if effective else None,
+            ranks=(effective.dp if effective else None) or 1,
             engine_version=effective.version if effective else None,
         )
 
@@ -151,7 +155,7 @@ class _Level:
             measured = measured.model_copy(update={"void": self.fired.sentence})
         result = self.gather.result(measured)
         ended_by = self.fired if self.fired is None or self.fired.action != "void" else None
-        return result.model_copy(update={"fired": ended_by, "proposal": self.proposal, "reading": self._reading()})
+        return result.model_copy(update={"fired": ended_by, "reading": self._reading()})
 
     def _reading(self) -> LevelReading | None:
         """What the server's lines of the steady part amount to, where that is more than the figures say."""
@@ -167,6 +171,11 @@ class _Level:
         if asked or not situation.adds_something(said.cause):
             return None
         return LevelReading(cause=said.cause, action=said.action, sentence=said.sentence, advice=said.advice)
+
+    def want(self) -> None:
+        """Note what rules proposed at this level; it is worked out when the trial is over."""
+        known = self.resolved.effective if self.resolved else None
+        outcome.want(self.ctx, self.trial.id, self.proposed, self.action.level, known)
 
     def evidence(self, samples: LevelSamples | None) -> dict[str, Any]:
         """What the result rests on: enough to recompute every figure and every look of the rules."""
@@ -211,25 +220,27 @@ class _Level:
             )
 
     def _facts(self, final: Figures | None = None) -> Facts:
-        done = len(self.ctx.store.results(self.trial.id))
+        done = self.ctx.store.results(self.trial.id)
         trial: Facts = {
             "trial.elapsed_s": outcome.took_s(self.trial),
-            "trial.levels_done": float(done),
+            "trial.levels_done": float(len(done)),
             "candidate.engine": self.candidate.engine,
         }
         if self.resolved is not None and self.resolved.effective.version is not None:
             trial["candidate.effective_differences"] = float(len(self.resolved.differences))
+        if lost := [float(result.concurrency) for result in done if speculation_lost(result)]:
+            trial["spec.loses_from"] = min(lost)
         return {**trial, **level_facts(self.gather.so_far(final))}
 
     def _look(self, on: When, facts: Facts) -> Fired | None:
-        """Have the rules look; return the first that ends the level, keep the first that proposes a candidate."""
+        """Have the rules look; return the first that ends the level, keep those that propose a candidate."""
         look, ends = _Look(on, facts), None
         for fired in self.watch.look(on, facts):
             look.fired.append(f"{fired.file}/{fired.rule}" + (" (dry run)" if fired.dry_run else ""))
             if fired.dry_run:
                 continue
             if fired.action == "propose":
-                self.proposal = self.proposal or fired
+                self.proposed.append(fired)
             elif fired.action in ENDS_LEVEL:
                 ends = ends or fired
         self.looks.append(look)

@@ -29,6 +29,7 @@ class LevelPlan:
     launch_noise: float
     graph_max_batch: int | None = None
     engine_version: str | None = None
+    ranks: int = 1
 
 
 @dataclass
@@ -156,7 +157,18 @@ class Gather:
             best=plan.best,
             launch_noise=plan.launch_noise,
             over=figures is not None,
+            running_cap=plan.cap,
+            graph_max_batch=None if plan.graph_max_batch is None else plan.graph_max_batch * plan.ranks,
+            preempted=self._preempted,
+            tree=plan.speculation is not None and plan.speculation.is_tree,
+            depth=plan.speculation.num_steps if plan.speculation else None,
         )
+
+    @property
+    def _preempted(self) -> int | None:
+        """Requests that the server put back: log and counters tell of the same ones, so the larger number counts."""
+        told = [sum(w.preemptions for w in windows) for windows in (self.log_windows, self.metric_windows) if windows]
+        return max(told, default=None)
 
     def result(self, figures: Figures) -> LevelResult:
         """Given the level's final figures, return its result, not yet judged."""
