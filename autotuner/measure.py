@@ -14,7 +14,7 @@ from autotuner.context import Live, SlotContext
 from autotuner.core import decide
 from autotuner.core.candidate import Candidate
 from autotuner.core.facts import level_facts, server_facts
-from autotuner.core.followups import speculation_lost
+from autotuner.core.followups import speculation_by_level
 from autotuner.core.gather import Gather, LevelPlan, baseline_steps
 from autotuner.core.objective import weights_of
 from autotuner.core.policy import ENDS_LEVEL, Facts, Fired, Watch, When, holding
@@ -92,6 +92,7 @@ class _Level:
         baseline = outcome.baseline_of(self.ctx, self.trial)
         best = baseline.get(self.action.level)
         effective = self.resolved.effective if self.resolved else None
+        paid, lost = speculation_by_level(self.ctx.store.results(self.trial.id))
         return LevelPlan(
             concurrency=self.action.level,
             decides=weights_of(objective, self.benchmark.levels).get(self.action.level, 0.0) > 0,
@@ -101,6 +102,8 @@ class _Level:
             best=best.figures if best else None,
             launch_noise=outcome.noise_of(self.ctx, self.trial.benchmark_hash),
             graph_max_batch=effective.graph_max_batch if effective else None,
+            pays_up_to=max(paid, default=None),
+            loses_from=min(lost, default=None),
             ranks=(effective.dp if effective else None) or 1,
             engine_version=effective.version if effective else None,
         )
@@ -220,16 +223,14 @@ class _Level:
             )
 
     def _facts(self, final: Figures | None = None) -> Facts:
-        done = self.ctx.store.results(self.trial.id)
+        done = len(self.ctx.store.results(self.trial.id))
         trial: Facts = {
             "trial.elapsed_s": outcome.took_s(self.trial),
-            "trial.levels_done": float(len(done)),
+            "trial.levels_done": float(done),
             "candidate.engine": self.candidate.engine,
         }
         if self.resolved is not None and self.resolved.effective.version is not None:
             trial["candidate.effective_differences"] = float(len(self.resolved.differences))
-        if lost := [float(result.concurrency) for result in done if speculation_lost(result)]:
-            trial["spec.loses_from"] = min(lost)
         return {**trial, **level_facts(self.gather.so_far(final))}
 
     def _look(self, on: When, facts: Facts) -> Fired | None:

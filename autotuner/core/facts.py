@@ -43,6 +43,8 @@ class LevelSoFar:
     preempted: int | None = None
     tree: bool = False
     depth: int | None = None
+    pays_up_to: int | None = None
+    loses_from: int | None = None
 
 
 def server_facts(alive: bool, exit_code: int | None, diagnosis: Diagnosis | None) -> Facts:
@@ -84,6 +86,8 @@ def level_facts(level: LevelSoFar) -> Facts:
         "level.running_cap": level.running_cap,
         "level.graph_max_batch": level.graph_max_batch,
         "level.preempted": level.preempted,
+        "spec.pays_up_to": level.pays_up_to,
+        "spec.loses_from": level.loses_from,
     }
     facts |= {name: float(count) for name, count in counts.items() if count is not None}
     if f.requests_ok + f.requests_failed:

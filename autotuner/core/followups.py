@@ -193,13 +193,19 @@ def ordered(proposals: Sequence[Proposal]) -> list[Proposal]:
     return sorted(proposals, key=lambda p: (-p.gain / max(p.gpu_s, 1.0), p.candidate.name))
 
 
-def speculation_lost(result: LevelResult) -> bool:
-    """Given a measured level, tell whether speculation lost it: by its figures, or by a rule that ended it."""
-    spec = result.speculation
-    if spec is None or result.figures.void:
-        return False
-    ended = result.fired is not None and result.fired.action == "skip-level"
-    return ended or spec.pays in {Pays.NO, Pays.HOPELESS}
+def speculation_by_level(results: Sequence[LevelResult]) -> tuple[list[int], list[int]]:
+    """Given a trial's levels, return those at which speculation pays, and those that it lost, by figures or by a rule."""
+    paid, lost = [], []
+    for result in results:
+        spec = result.speculation
+        if spec is None or result.figures.void:
+            continue
+        ended = result.fired is not None and result.fired.action == "skip-level"
+        if ended or spec.pays in {Pays.NO, Pays.HOPELESS}:
+            lost.append(result.concurrency)
+        elif spec.pays is Pays.YES:
+            paid.append(result.concurrency)
+    return sorted(paid), sorted(lost)
 
 
 def _lift_running_cap(s: Situation) -> _Answered:
@@ -252,26 +258,24 @@ def _tune_draft_tokens(s: Situation) -> _Answered:
         known = f"step times of {len(measured)} depths" if len(measured) > 1 else "its step time"
         return CannotChange(f"no other depth promises more than {100 * GAIN_MIN:.0f} %, by {known}"), "", 0.0
     said = (
-        f"{best.steps} draft tokens instead of {asked.num_steps}: accept length {best.accept_len:.2f} predicted, "
+        f"draft depth {best.steps} instead of {asked.num_steps}: accept length {best.accept_len:.2f} predicted, "
         f"{spec.accept_len.mean:.2f} measured"
     )
     return s.engine.change(s.candidate, DraftSteps(best.steps), s.version), said, best.gain
 
 
 def _no_speculation_above(s: Situation) -> _Answered | None:
-    pays = [r for r in s.results if r.speculation and r.speculation.pays is Pays.YES]
-    loses = [r.concurrency for r in s.results if speculation_lost(r)]
-    below = [r for r in pays if r.concurrency < min(loses, default=0)]
+    paid, lost = speculation_by_level(s.results)
+    below = [level for level in paid if level < min(lost, default=0)]
     if not below:
         return None
-    last = max(r.concurrency for r in below)
     gains = [
         r.figures.output_tok_s / base.figures.output_tok_s - 1
-        for r in below
-        if (base := s.baseline.get(r.concurrency)) and base.figures.output_tok_s > 0
+        for r in s.results
+        if r.concurrency in below and (base := s.baseline.get(r.concurrency)) and base.figures.output_tok_s > 0
     ]
-    said = f"it pays up to concurrency {last} and loses from {min(loses)}"
-    wish = SpeculateUpTo(last, max(s.levels))
+    said = f"it pays up to concurrency {below[-1]} and loses from {min(lost)}"
+    wish = SpeculateUpTo(below[-1], max(s.levels))
     return s.engine.change(s.candidate, wish, s.version), said, max(gains, default=USUAL_GAIN)
 
 
@@ -308,9 +312,10 @@ def _replace_flag(s: Situation) -> _Answered | None:
         said.append(f"--{name} is called --{new} there" if new else f"--{name} is gone")
     if not settings:
         return None
-    label: dict[str, Scalar] = {key: value for key, value in settings.items() if value is not False} or {
-        f"no-{flag_name(key.removeprefix('args.'))}": True for key in settings
-    }
+    label = {key: value for key, value in settings.items() if value is not False}
+    gone = [flag_name(key.removeprefix("args.")) for key, value in settings.items() if value is False]
+    if not label:
+        label = {"without": "-".join(gone)}
     return Changed(settings, label), ", ".join(said), USUAL_GAIN * REPAIR_CHANCE
 
 

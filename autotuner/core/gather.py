@@ -18,7 +18,9 @@ from autotuner.engines.base import Counters, LogFact, Prefill, Speculation, Wind
 
 @dataclass(frozen=True)
 class LevelPlan:
-    """What is known before a level begins. `baseline_steps_s` maps running requests to a plain server's step time."""
+    """What is known before a level begins. `pays_up_to` and `loses_from` are levels of this trial that were measured.
+
+    `ranks` are the data-parallel ones, each with graphs up to `graph_max_batch`. `baseline_steps_s` maps running requests to a plain server's step time."""
 
     concurrency: int
     decides: bool
@@ -30,6 +32,8 @@ class LevelPlan:
     graph_max_batch: int | None = None
     engine_version: str | None = None
     ranks: int = 1
+    pays_up_to: int | None = None
+    loses_from: int | None = None
 
 
 @dataclass
@@ -160,6 +164,8 @@ class Gather:
             running_cap=plan.cap,
             graph_max_batch=None if plan.graph_max_batch is None else plan.graph_max_batch * plan.ranks,
             preempted=self._preempted,
+            pays_up_to=plan.pays_up_to,
+            loses_from=plan.loses_from,
             tree=plan.speculation is not None and plan.speculation.is_tree,
             depth=plan.speculation.num_steps if plan.speculation else None,
         )

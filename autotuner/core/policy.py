@@ -118,6 +118,13 @@ FACTS: tuple[FactDefinition, ...] = (
     ),
     FactDefinition("spec.predicted_ratio", float, "", "its predicted rate / a plain server's", "as spec.best_depth"),
     FactDefinition(
+        "spec.pays_up_to",
+        float,
+        "requests",
+        "largest level of this trial at which speculation paid",
+        "none paid so far",
+    ),
+    FactDefinition(
         "spec.loses_from", float, "requests", "least level of this trial at which speculation lost", "none lost so far"
     ),
     FactDefinition("spec.accept_ratio", float, "", "accepted / drafted tokens", "not reported"),

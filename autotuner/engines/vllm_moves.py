@@ -60,15 +60,20 @@ def _graphs_on(candidate: Candidate) -> Answer:
     found: dict[str, Scalar] = {}
     for flag in ("enforce-eager", "cc.cudagraph-mode", "compilation-config.cudagraph-mode"):
         value = candidate.arg(flag)
-        if value is True or str(value).upper() == "NONE":
+        if value is True or _is_none(value):
             found[f"args.{flag}"] = False
     config = candidate.arg(*_COMPILATION)
     merged = merged_json(str(config), {"cudagraph_mode": None}) if config is not None else None
-    if merged is not None and str(json.loads(str(config)).get("cudagraph_mode")).upper() == "NONE":
+    if merged is not None and _is_none(json.loads(str(config)).get("cudagraph_mode")):
         found[spelt(candidate, *_COMPILATION)] = merged if merged != "{}" else False
     if not found:
         return CannotChange("no flag of the candidate turns CUDA graphs off; the server's log says why it has none")
     return Changed(found, {"cuda-graphs": "on"})
+
+
+def _is_none(mode: object) -> bool:
+    """The graph mode called NONE; no mode at all is not it."""
+    return isinstance(mode, str) and mode.upper() == "NONE"
 
 
 def _schedule(candidate: Candidate, wish: SpeculateUpTo, version: str | None) -> Answer:

@@ -34,7 +34,9 @@ def so_far(**more: Any) -> LevelSoFar:
 EVERYTHING: Facts = {
     **server_facts(alive=False, exit_code=-9, diagnosis=Diagnosis("killed", "it was killed")),
     **start_facts(StartSoFar(Stage.WEIGHTS, 10.0, 1800.0, 3.0, 600.0)),
-    **level_facts(so_far(over=True)),
+    **level_facts(
+        so_far(over=True, running_cap=48, graph_max_batch=48, preempted=0, depth=3, pays_up_to=8, loses_from=32)
+    ),
 }
 
 
@@ -74,6 +76,10 @@ def test_figures_become_facts_in_their_units() -> None:
         ({"speculation": None}, {"spec.accept_len", "spec.verify_steps", "spec.capped", "spec.needed"}),
         ({"speculation": SpeculationAtLevel()}, {"spec.accept_len", "spec.capped", "spec.needed", "spec.ceiling"}),
         ({"accept_ratio": None}, {"spec.accept_ratio"}),
+        ({}, {"level.running_cap", "level.graph_max_batch", "level.preempted", "spec.pays_up_to", "spec.loses_from"}),
+        ({"depth": None}, {"spec.best_depth", "spec.predicted_gain", "spec.predicted_ratio"}),
+        ({"depth": 3, "tree": True}, {"spec.best_depth", "spec.predicted_gain", "spec.predicted_ratio"}),
+        ({"depth": 3, "speculation": SpeculationAtLevel(accept_len=Interval(2, 2, 2))}, {"spec.best_depth"}),
         ({"over": False}, {"level.client_limited"}),
     ],
 )
