@@ -18,9 +18,11 @@ from autotuner.engines.base import Counters, LogFact, Prefill, Speculation, Wind
 
 @dataclass(frozen=True)
 class LevelPlan:
-    """What is known before a level begins. `pays_up_to` and `loses_from` are levels of this trial that were measured.
+    """What is known before a level begins. `baseline_steps_s` maps running requests to a plain server's step time.
 
-    `ranks` are the data-parallel ones, each with graphs up to `graph_max_batch`. `baseline_steps_s` maps running requests to a plain server's step time."""
+    `ranks` are the data-parallel ones, each with graphs up to `graph_max_batch`. `pays_up_to` and `loses_from` are levels of
+    this trial at which speculation paid or lost, as far as they are measured.
+    """
 
     concurrency: int
     decides: bool
