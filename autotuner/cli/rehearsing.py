@@ -232,7 +232,7 @@ def _report(state: State, plan: _Plan, settings: Path, took_s: float, *, keep: b
 
 
 def _clear(where: Path, *, keep: bool) -> None:
-    """Leave the journal, and everything else only where that was asked for."""
+    """Leave the journal and what was proposed, and everything else only where that was asked for."""
     if keep:
         return
     journal = where / "state" / "journal"
@@ -240,6 +240,6 @@ def _clear(where: Path, *, keep: bool) -> None:
         shutil.rmtree(where, ignore_errors=True)
         return
     for path in [*where.iterdir(), *(where / "state").glob("*")]:
-        if path in {where / "state", journal}:
+        if path in {where / "state", journal, where / "state" / "proposals"}:
             continue
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

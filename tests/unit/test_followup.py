@@ -27,9 +27,7 @@ from autotuner.shipped import folder
 
 AT = "2026-11-29 15:02:14Z"
 BENCHMARK = Benchmark(levels=(1, 64))
-HELP = "\n".join(
-    ("options:", "  --mem-fraction-static X", "  --tp-size N", "  --max-running-requests N", "  --page-size N")
-)
+HELP = "options:\n  --mem-fraction-static X\n  --tp-size N\n  --max-running-requests N\n  --page-size N"
 SHIPPED = tuple(load_policy(Source(p.name, p.read_text())) for p in sorted(folder("policies").glob("*.toml")))
 
 
