@@ -313,7 +313,13 @@ def _queue_proposals(ctx: SlotContext, trial: Trial) -> Proposed:
         purpose = PURPOSE[row.fired.move]
         reasons = [row.said, f"expected {100 * row.gain:+.0f} %" if row.gain is not None else ""]
         reason = "; ".join(part for part in reasons if part)
-        if row.state is ProposalState.READY and row.candidate is not None:
+        waits = row.candidate and ctx.store.same_trials(ctx.name, row.candidate.id, trial.benchmark_hash)
+        if row.state is ProposalState.READY and waits:  # somebody queued it since it was worked out
+            ctx.store.proposals.update(
+                row.id, state=ProposalState.REFUSED, why=f"it waits already: trial {waits[0].id}"
+            )
+            refused.append(f"{row.name}: it waits already: trial {waits[0].id}")
+        elif row.state is ProposalState.READY and row.candidate is not None:
             ctx.store.put_candidate(row.candidate, to_toml(row.candidate), row.file)
             benchmark = (trial.benchmark, benchmark_of(trial))
             number = ctx.store.add_trial(ctx.name, row.candidate, benchmark, clock.utc_label(), parent=trial.id)

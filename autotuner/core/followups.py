@@ -232,7 +232,9 @@ def _lift_running_cap(s: Situation) -> _Answered:
 
 def _raise_graph_batch(s: Situation) -> _Answered:
     ranks = (s.effective.dp if s.effective else None) or 1
-    batch = -(-max(s.levels, default=0) // ranks)
+    busiest = max(s.levels, default=0)
+    cap = (s.effective.running_cap if s.effective else None) or busiest  # no batch is larger than what may run
+    batch = -(-min(busiest, cap) // ranks)
     largest = s.effective.graph_max_batch if s.effective else None
     said = f"the largest CUDA graph holds {largest} requests" if largest is not None else ""
     return s.engine.change(s.candidate, GraphBatch(batch), s.version), said, USUAL_GAIN
@@ -295,7 +297,8 @@ def _memory(s: Situation, step: float) -> _Answered:
 
 def _replace_flag(s: Situation) -> _Answered | None:
     """Only what the server itself refused, by its own words, is replaced."""
-    words = {word.partition("=")[0].strip("'\",;:()[]") for line in s.refused for word in line.split()}
+    # Not "[--flag", which is how a usage text names every flag there is.
+    words = {word.partition("=")[0].strip("'\",;:()") for line in s.refused for word in line.split()}
     settings: dict[str, Scalar] = {}
     said = []
     for key, value in s.candidate.launch.args.items():

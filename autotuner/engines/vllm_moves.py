@@ -40,7 +40,7 @@ def change(candidate: Candidate, wish: Wish, version: str | None) -> Answer:
         case SpeculateUpTo():
             return _schedule(candidate, wish, version)
         case MemoryShare():
-            # vLLM/engine/arg_utils.py: 0.90 up to 0.19, 0.92 in 0.33; the log does not tell it.
+            # 0.90 in release 0.19, 0.92 in 0.33; the log does not tell it, and a step is more than that.
             usual = 0.92 if within(version, "0.20", "") else 0.90
             return memory_share(candidate, "gpu-memory-utilization", MemoryShare(wish.step, wish.known or usual))
 

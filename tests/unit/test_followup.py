@@ -165,6 +165,19 @@ def test_two_rules_that_come_to_one_candidate_queue_it_once(ctx: SlotContext) ->
     assert states(ctx) == [("base+tp-size-2", "queued")]
 
 
+def test_what_somebody_queued_meanwhile_is_not_queued_twice(ctx: SlotContext) -> None:
+    trial = begin(ctx)
+    outcome.want(ctx, trial.id, [proposes(tp_size=2)], 64, None)
+    asyncio.run(followup.settle(ctx, trial.id))
+    (row,) = ctx.store.proposals.of_slot("kimi")
+    assert row.candidate is not None
+    ctx.store.put_candidate(row.candidate, "", "theirs.toml")
+    theirs = ctx.store.add_trial("kimi", row.candidate, ("chat", BENCHMARK), AT)
+    outcome.conclude(ctx, trial.id)
+    assert [t.id for t in ctx.store.queue("kimi")] == [theirs]
+    assert f"Not queued: base+tp-size-2: it waits already: trial {theirs}" in ctx.store.entries_after(0)[-1].text
+
+
 def test_a_trial_that_begins_anew_proposes_anew(ctx: SlotContext) -> None:
     trial = begin(ctx)
     outcome.want(ctx, trial.id, [proposes(tp_size=2)], 64, None)

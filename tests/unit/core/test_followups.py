@@ -98,6 +98,11 @@ def test_graphs_are_raised_to_the_busiest_level_a_rank() -> None:
     assert found.said == "the largest CUDA graph holds 32 requests"
 
 
+def test_graphs_are_not_raised_beyond_what_may_run() -> None:
+    known = situation(level=128, effective=Effective(running_cap=64, graph_max_batch=32))
+    assert proposal("raise-graph-batch", known).candidate.arg("cuda-graph-max-bs") == 64
+
+
 def test_another_depth_is_proposed_with_what_it_should_bring() -> None:
     known = situation(level=1, results=(level(1, 60.0, speculation=spec(1.4, 1.6)),))
     found = proposal("tune-draft-tokens", known)
@@ -182,6 +187,11 @@ def test_only_the_flag_that_the_server_refused_is_replaced() -> None:
     assert found.candidate.launch.args == {"cuda-graph-max-bs-decode": 64, "nsa-decode-backend": "x"}
     assert found.candidate.name == "eagle3+cuda-graph-max-bs-decode-64"
     assert found.said == "--cuda-graph-max-bs is called --cuda-graph-max-bs-decode there"
+
+
+def test_a_usage_text_that_names_every_flag_refuses_none() -> None:
+    usage = "usage: launch_server.py [-h] [--cuda-graph-max-bs N] [--tp-size N]"
+    assert work_out(move("replace-flag"), situation(candidate({"cuda-graph-max-bs": 64}), refused=(usage,))) is None
 
 
 def test_a_flag_that_nobody_renamed_proposes_nothing_and_says_nothing() -> None:
