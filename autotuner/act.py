@@ -155,12 +155,15 @@ async def record_end(ctx: SlotContext, action: decide.RecordEnd) -> None:
     was_ready = row.state is LaunchState.SERVING
     diagnosis = engine.diagnose(ServerExit(seen.exit_code, row.end_asked, was_ready), lines)
     with ctx.store.transaction():
+        known = ctx.log(row.id, engine).effective
         outcome.launch_ended(ctx, row, seen, diagnosis, asked=row.end_asked)
         trial = ctx.store.trial_in_hand(ctx.name)
         if trial is not None and trial.id == row.trial_id and not row.end_asked:
             facts = server_facts(alive=False, exit_code=seen.exit_code, diagnosis=diagnosis)
-            fired = _first(Watch(ctx.policies), facts) or server_ended(diagnosis)
+            ends, proposed = _look(Watch(ctx.policies), facts)
+            fired = ends or server_ended(diagnosis)
             ctx.store.update_trial(trial.id, ended=fired.model_dump_json())
+            outcome.want(ctx, trial.id, proposed, None, row.configuration.effective if row.configuration else known)
         elif not row.end_asked and was_ready:
             ctx.store.add_entry(
                 ended_entry(ctx.name, row.name, diagnosis, seen.exit_code, "the best-known server is restored"),
@@ -191,6 +194,7 @@ class _Following:
         engine = self.ctx.engine(self.candidate)
         self.log: LogReader = self.ctx.log(self.row.id, engine)
         self.watch = Watch(self.ctx.policies)
+        self.proposed: list[Fired] = []
         self.usual_s = self.ctx.store.usual_ready_s(self.candidate)
         self.limit_s = self.candidate.launch.start_timeout_s or self.ctx.slot.start_timeout_s
 
@@ -219,12 +223,17 @@ class _Following:
 
     def fired(self, server: Facts) -> Fired | None:
         silence = self.log.engine.silence_limit_s(self.start.stage)
-        return _first(self.watch, {**server, **start_facts(so_far(self.start, self.elapsed_s, self.limit_s, silence))})
+        facts = {**server, **start_facts(so_far(self.start, self.elapsed_s, self.limit_s, silence))}
+        ends, proposed = _look(self.watch, facts)
+        self.proposed += proposed
+        return ends
 
 
-def _first(watch: Watch, facts: Facts) -> Fired | None:
-    ends = {"abandon", "quarantine"}
-    return next((f for f in watch.look("start", facts) if f.action in ends and not f.dry_run), None)
+def _look(watch: Watch, facts: Facts) -> tuple[Fired | None, list[Fired]]:
+    """The first rule that ends a start, and all that propose a candidate."""
+    fired = [f for f in watch.look("start", facts) if not f.dry_run]
+    ends = next((f for f in fired if f.action in {"abandon", "quarantine"}), None)
+    return ends, [f for f in fired if f.action == "propose"]
 
 
 async def _serves(ctx: SlotContext, probe: Probe, launch_id: str) -> bool:
@@ -249,6 +258,8 @@ def _now_serving(following: _Following, ready_s: float, resolved: Configuration)
             ctx.store.update_trial(row.trial_id, ended=fired.model_dump_json())
         if row.purpose is Purpose.RESTORE:
             outcome.restored(ctx, row, ready_s)
+        elif row.trial_id is not None:
+            outcome.want(ctx, row.trial_id, following.proposed, None, resolved.effective)
     ctx.verified.add(row.id)
     ctx.live = Live(stage=Stage.GENERATING.value)
 
@@ -289,6 +300,7 @@ def _did_not_start(following: _Following, seen: ServerSeen, diagnosis: Diagnosis
         outcome.launch_ended(ctx, row, seen, diagnosis, asked=False)
         if row.trial_id is not None:
             ctx.store.update_trial(row.trial_id, ended=fired.model_dump_json())
+            outcome.want(ctx, row.trial_id, following.proposed, None, following.log.effective)
         else:
             ctx.store.add_entry(
                 ended_entry(

@@ -55,7 +55,12 @@ class LogReader:
     @property
     def running_cap(self) -> int | None:
         """The requests that the whole server runs at once, as far as its log says."""
-        return merge(self.said.values()).running_cap
+        return self.effective.running_cap
+
+    @property
+    def effective(self) -> Effective:
+        """What the server resolved, as far as its log says."""
+        return merge(self.said.values())
 
     async def facts(self) -> tuple[LogFact, ...]:
         """Return the facts of the lines that are new since the last call."""
@@ -90,7 +95,10 @@ class LogReader:
 
 @dataclass
 class SlotContext:
-    """One slot's world. `living` holds the launches seen alive last, `verified` those that generated tokens for this daemon."""
+    """One slot's world. `living` holds the launches seen alive last, `verified` those that generated tokens for this daemon.
+
+    `settled` are the trials whose proposals it has tried to work out.
+    """
 
     name: str
     settings: Settings
@@ -104,6 +112,7 @@ class SlotContext:
     live: Live = field(default_factory=Live)
     logs: dict[str, LogReader] = field(default_factory=dict)
     announced: str = ""
+    settled: set[int] = field(default_factory=set)
 
     @property
     def slot(self) -> Slot:

@@ -13,6 +13,7 @@ from autotuner.context import Live, SlotContext
 from autotuner.core import decide
 from autotuner.core.candidate import Candidate
 from autotuner.core.facts import level_facts, server_facts
+from autotuner.core.followups import speculation_by_level
 from autotuner.core.gather import Gather, LevelPlan, baseline_steps
 from autotuner.core.objective import weights_of
 from autotuner.core.policy import Facts, Fired, holding
@@ -45,11 +46,13 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
         with ctx.store.transaction():
             outcome.launch_ended(ctx, ctx.store.launch(action.launch_id), level.seen, diagnosis, asked=False)
             ctx.store.update_trial(action.trial_id, ended=fired.model_dump_json())
+            level.want()
         return
     result = level.judge(samples)
     with ctx.store.transaction():
         ctx.store.keep_policies(ctx.policies)
         ctx.store.put_result(action.trial_id, result, level.evidence(samples))
+        level.want()
     ctx.live = Live(stage="measured", level=action.level, output_tok_s=result.figures.output_tok_s)
 
 
@@ -77,6 +80,7 @@ class _Level:
         baseline = outcome.baseline_of(self.ctx, self.trial)
         best = baseline.get(self.action.level)
         effective = self.resolved.effective if self.resolved else None
+        paid, lost = speculation_by_level(self.ctx.store.results(self.trial.id))
         return LevelPlan(
             concurrency=self.action.level,
             decides=weights_of(objective, self.benchmark.levels).get(self.action.level, 0.0) > 0,
@@ -86,6 +90,9 @@ class _Level:
             best=best.figures if best else None,
             doubt=outcome.doubt_of(self.ctx, self.trial, best.figures if best else None),
             graph_max_batch=effective.graph_max_batch if effective else None,
+            pays_up_to=max(paid, default=None),
+            loses_from=min(lost, default=None),
+            ranks=(effective.dp if effective else None) or 1,
             engine_version=effective.version if effective else None,
         )
 
@@ -141,8 +148,8 @@ class _Level:
             measured = measured.model_copy(update={"void": ended.sentence})
         result = self.gather.result(measured)
         ended_by = ended if ended is None or ended.action != "void" else None
-        found = {"fired": ended_by, "proposal": self.rules.proposal, "settled": self.rules.settled}
-        return result.model_copy(update={**found, "reading": self._reading()})
+        found = {"fired": ended_by, "settled": self.rules.settled, "reading": self._reading()}
+        return result.model_copy(update=found)
 
     def _reading(self) -> LevelReading | None:
         """What the server's lines of the steady part amount to, where that is more than the figures say."""
@@ -158,6 +165,11 @@ class _Level:
         if asked or not situation.adds_something(said.cause):
             return None
         return LevelReading(cause=said.cause, action=said.action, sentence=said.sentence, advice=said.advice)
+
+    def want(self) -> None:
+        """Note what rules proposed at this level; it is worked out when the trial is over."""
+        known = self.resolved.effective if self.resolved else None
+        outcome.want(self.ctx, self.trial.id, self.rules.proposed, self.action.level, known)
 
     def evidence(self, samples: LevelSamples | None) -> dict[str, Any]:
         """What the result rests on: enough to recompute every figure and every look of the rules."""

@@ -3,6 +3,9 @@
 Every function runs without an await, and writes an outcome and its entry in one transaction.
 """
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 from pydantic import TypeAdapter
 
 from autotuner import confirming
@@ -10,23 +13,33 @@ from autotuner.bench.measurement import Figures
 from autotuner.bench.workload import Benchmark
 from autotuner.context import Live, SlotContext
 from autotuner.core import report
-from autotuner.core.candidate import derive, to_toml
+from autotuner.core.candidate import to_toml
 from autotuner.core.confirm import owed_again
 from autotuner.core.entry import Draft
+from autotuner.core.followups import PURPOSE
 from autotuner.core.objective import Objective, deciding_levels
 from autotuner.core.policy import Fired
 from autotuner.core.speculation import USUAL_DOUBT, Doubt
-from autotuner.core.state import LaunchState, TrialState, Verdict
+from autotuner.core.state import LaunchState, ProposalState, TrialState, Verdict
 from autotuner.core.statistics import Interval, budget_share, relative_half_width
 from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, judge
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.rows import BASIS, LaunchRow, Trial, judgement_columns
-from autotuner.engines.base import Diagnosis
+from autotuner.engines.base import Diagnosis, Effective
 
 _DIAGNOSIS = TypeAdapter(Diagnosis)
 WARMUP_SHARE = 0.3  # of a level's measured time, for the plan that `enqueue` and entries show
 START_GUESS_S = 60.0  # for a candidate that was never started
+NOT_WORKED_OUT = "it could not be worked out; the daemon's log says why"
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """What an entry says of a trial's proposals: those that are queued or to be enqueued, and those that are not and why."""
+
+    next_steps: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
 
 
 def launch_ended(ctx: SlotContext, row: LaunchRow, seen: ServerSeen, diagnosis: Diagnosis, *, asked: bool) -> None:
@@ -60,7 +73,7 @@ def conclude(ctx: SlotContext, trial_id: int) -> Judgement:
     so_far = trial_so_far(ctx, trial)
     judgement = judge(so_far)
     with ctx.store.transaction():
-        proposed = _proposals(ctx, trial, so_far)
+        proposed = _queue_proposals(ctx, trial)
         if judgement.promote:
             next_up = confirming.drop_obsolete(ctx, trial.candidate_id)
         else:
@@ -82,11 +95,20 @@ def conclude(ctx: SlotContext, trial_id: int) -> Judgement:
     return judgement
 
 
+def want(
+    ctx: SlotContext, trial_id: int, proposed: Iterable[Fired], level: int | None, known: Effective | None
+) -> None:
+    """Note what rules propose on a trial; it is worked out and queued when the trial is over."""
+    if ctx.settings.propose != "off":
+        ctx.store.proposals.want(ctx.name, trial_id, proposed, level, known, clock.utc_label())
+
+
 def requeue(ctx: SlotContext, trial_id: int, why: str) -> None:
     """Put a trial back to the head of the queue and forget what it measured: a half measured level compares with nothing."""
     trial = ctx.store.trial(trial_id)
     with ctx.store.transaction():
         ctx.store.drop_results(trial_id)
+        ctx.store.proposals.drop_of_trial(trial_id)
         ctx.store.move_trial(trial_id, TrialState.QUEUED, ended=None, busy_s=took_s(trial))
         ctx.store.put_first(trial_id)
         note(
@@ -289,7 +311,7 @@ def _trial_draft(
     trial: Trial,
     so_far: TrialSoFar,
     judgement: Judgement,
-    proposed: tuple[str, ...],
+    proposed: Proposed,
     next_up: tuple[str, ...],
 ) -> Draft:
     candidate = ctx.store.candidate(trial.candidate_id)
@@ -319,6 +341,7 @@ def _trial_draft(
             diagnosis=last.diagnosis if last and natural else None,
             next_step=_next_step(ctx, judgement, ladder, proposed, next_up),
             differences=last.configuration.differences if last and last.configuration else (),
+            not_proposed=proposed.refused,
         )
     )
 
@@ -327,11 +350,11 @@ def _next_step(
     ctx: SlotContext,
     judgement: Judgement,
     ladder: list[tuple[str, str, int]],
-    proposed: tuple[str, ...],
+    proposed: Proposed,
     next_up: tuple[str, ...],
 ) -> str:
     waiting = ctx.store.queue(ctx.name)
-    parts = [*next_up, *(f"queued {name} to isolate the cause" for name in proposed)]
+    parts = [*next_up, *proposed.next_steps]
     if waiting:
         parts.append(f"{waiting[0].name} is next of {len(waiting)} in the queue")
     elif judgement.promote:
@@ -343,15 +366,30 @@ def _next_step(
     return "; ".join(parts)
 
 
-def _proposals(ctx: SlotContext, trial: Trial, so_far: TrialSoFar) -> tuple[str, ...]:
-    """Queue the candidates that rules propose, each once: a candidate that isolates a cause beside acceptance."""
-    names = []
-    candidate = ctx.store.candidate(trial.candidate_id)
-    for fired in {f.rule: f for r in so_far.results if (f := r.proposal) is not None}.values():
-        changed = derive(candidate, dict(fired.set), f"proposed by {fired.file} / {fired.rule}: {fired.sentence}")
-        if changed.id == candidate.id or ctx.store.same_trials(ctx.name, changed.id, trial.benchmark_hash):
-            continue
-        ctx.store.put_candidate(changed, to_toml(changed), f"{changed.name}.toml")
-        ctx.store.add_trial(ctx.name, changed, (trial.benchmark, benchmark_of(trial)), clock.utc_label())
-        names.append(changed.name)
-    return tuple(names)
+def _queue_proposals(ctx: SlotContext, trial: Trial) -> Proposed:
+    """Queue the proposals of a trial that are ready; return what the entry says of all of them."""
+    queued, suggested, refused = [], [], []
+    for row in ctx.store.proposals.of_trial(trial.id):
+        purpose = PURPOSE[row.fired.move]
+        reasons = [row.said, f"expected {100 * row.gain:+.0f} %" if row.gain is not None else ""]
+        reason = "; ".join(part for part in reasons if part)
+        waits = row.candidate and ctx.store.same_trials(ctx.name, row.candidate.id, trial.benchmark_hash)
+        if row.state is ProposalState.READY and waits:  # somebody queued it since it was worked out
+            ctx.store.proposals.update(
+                row.id, state=ProposalState.REFUSED, why=f"it waits already: trial {waits[0].id}"
+            )
+            refused.append(f"{row.name}: it waits already: trial {waits[0].id}")
+        elif row.state is ProposalState.READY and row.candidate is not None:
+            ctx.store.put_candidate(row.candidate, to_toml(row.candidate), row.file)
+            benchmark = (trial.benchmark, benchmark_of(trial))
+            number = ctx.store.add_trial(ctx.name, row.candidate, benchmark, clock.utc_label(), parent=trial.id)
+            ctx.store.proposals.update(row.id, state=ProposalState.QUEUED, queued_as=number)
+            queued.append(f"queued {row.name} {purpose} ({reason})")
+        elif row.state is ProposalState.SUGGESTED:
+            suggested.append(f"`autotuner enqueue {row.file}` tries {row.name} {purpose} ({reason})")
+        else:
+            why = row.why or NOT_WORKED_OUT
+            if row.state is ProposalState.WANTED:
+                ctx.store.proposals.update(row.id, state=ProposalState.REFUSED, why=why)
+            refused.append(f"{row.name or f'what {row.fired.file} / {row.fired.rule} proposes'}: {why}")
+    return Proposed((*queued, *suggested), tuple(refused))

@@ -59,11 +59,16 @@ class Slot(_Strict):
 
 
 class Budget(_Strict):
-    """What a campaign may cost. None means without limit."""
+    """What a campaign may cost. None means without limit.
+
+    `proposals` is the number of follow-ups it may queue by itself, `proposal_depth` how many may follow from one another.
+    """
 
     gpu_hours: float | None = Field(default=None, gt=0)
     trials: int | None = Field(default=None, gt=0)
     deadline: dt.datetime | None = None
+    proposals: int = Field(default=8, ge=0)
+    proposal_depth: int = Field(default=2, ge=1)
 
     @field_validator("deadline")
     @classmethod
@@ -96,6 +101,7 @@ class Settings(_Strict):
     log_dir: Path | None = None
     policies_dir: Path | None = None
     restore: Literal["idle", "always"] = "idle"
+    propose: Literal["queue", "suggest", "off"] = "queue"
     cycle_s: float = Field(default=1.0, ge=0.05, le=30)
     serving_probe_every_s: float = Field(default=60.0, ge=0)
     disk_free_min_mib: int = Field(default=64, ge=0)
@@ -145,6 +151,11 @@ class Settings(_Strict):
     def cache(self) -> Path:
         """What can be found out again: the flags that installed programs have."""
         return self.state_dir / "cache"
+
+    @property
+    def proposals(self) -> Path:
+        """The folder with the candidates that rules proposed."""
+        return self.state_dir / "proposals"
 
     def benchmark_name(self, slot: str, wanted: str | None = None) -> str:
         """Given a slot and perhaps the benchmark a candidate asks for, return its name. Raise NotFound if there is none."""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from autotuner import act, confirming, log, measure, outcome
+from autotuner import act, confirming, followup, log, measure, outcome
 from autotuner.context import SlotContext
 from autotuner.core import decide
 from autotuner.core.decide import Decision, Doing, IncumbentRecord, LaunchRecord, Observed, Recorded, TrialRecord
@@ -228,13 +228,16 @@ class SlotWorker:
                 self._record_outcome(action, why)
 
     def _record_outcome(self, action: Any, why: str) -> None:
-        """Actions that only change the record."""
+        """Actions that only change the record; but what a trial proposes is worked out before it is concluded."""
         ctx = self.ctx
         match action:
             case decide.BeginTrial():
                 outcome.begin_trial(ctx, action.trial_id)
             case decide.Conclude():
-                outcome.conclude(ctx, action.trial_id)
+                if followup.unsettled(ctx, action.trial_id):
+                    self._begin(followup.settle(ctx, action.trial_id), f"{why}; its follow-ups are worked out", None)
+                else:
+                    outcome.conclude(ctx, action.trial_id)
             case decide.Requeue():
                 outcome.requeue(ctx, action.trial_id, why)
                 self._interrupted_by_start = False

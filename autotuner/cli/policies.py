@@ -54,6 +54,9 @@ def explain(ctx: click.Context, rule: str) -> None:
         f"  action:    {chosen.action}, verdict {chosen.verdict}"
         + (" (dry run: noted, not obeyed)" if chosen.dry_run else "")
     )
+    if chosen.action == "propose":
+        changes = ", ".join(f"{key} = {value}" for key, value in chosen.set.items())
+        click.echo(f"  proposes:  {chosen.move or changes}")
     click.echo(f"  says:      {chosen.sentence}")
     if chosen.advice:
         click.echo(f"  advice:    {chosen.advice}")

@@ -57,6 +57,13 @@ class _Plan:
     "--levels", default="1,8,32,128", show_default=True, metavar="N,N", help="Concurrencies; the last decides."
 )
 @click.option("--seconds", default=6.0, show_default=True, type=click.FloatRange(1.0), help="Measured time of a level.")
+@click.option(
+    "--propose",
+    type=click.Choice(["queue", "suggest", "off"]),
+    default="suggest",
+    show_default=True,
+    help="What is done with follow-ups that rules propose; queue runs them too.",
+)
 @click.option("--no-preflight", is_flag=True, help="Launch candidates with wrong flags too.")
 @click.option("--keep", is_flag=True, help="Keep the state and the servers' logs, not the journal alone.")
 @json_option
@@ -67,6 +74,7 @@ def rehearse(
     policies: Path | None,
     levels: str,
     seconds: float,
+    propose: str,
     no_preflight: bool,
     keep: bool,
     as_json: bool,
@@ -93,7 +101,7 @@ def rehearse(
         raise NotFound(f"there is no policies folder at {policies}")
     where = Path(tempfile.mkdtemp(prefix="autotuner-rehearsal-"))
     began_s = clock.monotonic_s()
-    settings = _prepare(where, plan, policies, wanted, seconds)
+    settings = _prepare(where, plan, policies, wanted, seconds, propose)
     ctx.obj = str(settings)
     try:
         loaded = load_settings(settings)
@@ -108,7 +116,8 @@ def rehearse(
             click.echo(f"{NOTE}\n\nfolder   {where}\n")
         queued = _enqueue(settings, plan, no_preflight=no_preflight, quiet=as_json)
         if queued:
-            limit_s = 120.0 + queued * (2 * START_TIMEOUT_S + len(wanted) * (4 * seconds + 30.0))
+            most = queued + (loaded.budget.proposals if propose == "queue" else 0)
+            limit_s = 120.0 + most * (2 * START_TIMEOUT_S + len(wanted) * (4 * seconds + 30.0))
             with own_daemon(where, settings, PROGRAM) as process:
                 follow(state, SLOT, process, lambda: _finished(state), limit_s, quiet=as_json)
         _report(state, plan, settings, clock.monotonic_s() - began_s, keep=keep, as_json=as_json)
@@ -148,9 +157,10 @@ def _plan(files: tuple[str, ...]) -> _Plan:
     return plan
 
 
-def _prepare(where: Path, plan: _Plan, policies: Path | None, levels: list[int], seconds: float) -> Path:
+def _prepare(where: Path, plan: _Plan, policies: Path | None, levels: list[int], seconds: float, propose: str) -> Path:
     """Write settings with one slot; every benchmark that a candidate names is the rehearsal's own."""
     lines = [f"state_dir = {json.dumps(str(where / 'state'))}", "cycle_s = 0.2", "disk_free_min_mib = 0"]
+    lines.append(f'propose = "{propose}"')
     if policies is not None:
         lines.append(f"policies_dir = {json.dumps(str(policies.resolve()))}")
     lines += [f"[slots.{SLOT}]", f"port = {free_port(18090)}", f"benchmark = {json.dumps(SLOT)}"]
@@ -222,7 +232,7 @@ def _report(state: State, plan: _Plan, settings: Path, took_s: float, *, keep: b
 
 
 def _clear(where: Path, *, keep: bool) -> None:
-    """Leave the journal, and everything else only where that was asked for."""
+    """Leave the journal and what was proposed, and everything else only where that was asked for."""
     if keep:
         return
     journal = where / "state" / "journal"
@@ -230,6 +240,6 @@ def _clear(where: Path, *, keep: bool) -> None:
         shutil.rmtree(where, ignore_errors=True)
         return
     for path in [*where.iterdir(), *(where / "state").glob("*")]:
-        if path in {where / "state", journal}:
+        if path in {where / "state", journal, where / "state" / "proposals"}:
             continue
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

@@ -81,7 +81,11 @@ def _rows(found: Tally) -> list[tuple[str, ...]]:
         ("missed winners", share(t.missed, t.campaigns), f"{t.missed} campaigns end on one beaten by 3 % or more"),
         ("benchmark time, median", f"{100 * t.time_ratio:.1f} %", "of everything to its end"),
         ("launches, median", f"{100 * t.launch_ratio:.1f} %", "of one for each server"),
-        ("hopeless speculation, median", f"{100 * t.hopeless_ratio:.1f} %", f"of its benchmark; {t.hopeless} candidates"),
+        (
+            "hopeless speculation, median",
+            f"{100 * t.hopeless_ratio:.1f} %",
+            f"of its benchmark; {t.hopeless} candidates",
+        ),
         ("hopeless speculation, worst", f"{100 * t.hopeless_worst:.1f} %", "of its benchmark"),
         ("best found", f"{t.found:.4f}", "of the best there was"),
         ("best found at random", f"{t.found_at_random:.4f}", "random order, each to its end, in the same time"),

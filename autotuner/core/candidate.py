@@ -192,10 +192,33 @@ def setting_problem(key: str, values: tuple[Scalar, ...]) -> str:
     return ""
 
 
-def derive(candidate: Candidate, settings: dict[str, Scalar], hypothesis: str) -> Candidate:
-    """Given a candidate and dotted settings to change, return the changed candidate under a name that says so."""
+def merged_json(text: str, changes: dict[str, Any]) -> str | None:
+    """Given a JSON object in a string and keys to set, None to take one out, return the string with them.
+
+    None where the text is no JSON object. The other keys stay as they are.
+    """
+    try:
+        table = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(table, dict):
+        return None
+    return json.dumps({key: value for key, value in {**table, **changes}.items() if value is not None})
+
+
+def derive(
+    candidate: Candidate, settings: dict[str, Scalar], hypothesis: str, label: dict[str, Scalar] | None = None
+) -> Candidate:
+    """Given a candidate and dotted settings to change, return the changed candidate under a name that says so.
+
+    A flag that is set to false is taken out, so that the result is the candidate that never had it. `label` is what the
+    name says instead of the settings, where those would not read well.
+    """
     launch = with_settings(candidate.launch, settings)
-    name = _sweep_name(candidate.name, settings)
+    out = {flag_name(key.removeprefix("args.")) for key, value in settings.items() if value is False}
+    args = {key: value for key, value in launch.args.items() if value is not False or flag_name(key) not in out}
+    launch = launch.model_copy(update={"args": args})
+    name = _sweep_name(candidate.name, label or settings)
     return candidate.model_copy(update={"name": name, "launch": launch, "hypothesis": hypothesis})
 
 

@@ -5,6 +5,7 @@ pool), from there to what this draft would give at a usual step time (acceptance
 (missing graphs, a kernel that fell back, or the cost of drafting and verifying). The parts add up to the loss.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotuner.core.gather import baseline_steps
@@ -102,12 +103,14 @@ def _of_steps(level: Level, rest: float) -> list[Share]:
     ]
 
 
-def level_of(result: LevelResult, baseline: dict[int, LevelResult]) -> Level | None:
+def level_of(result: LevelResult, baseline: Mapping[int, LevelResult]) -> Level | None:
     """Given a measured level and the best-known's levels, return what its loss is explained by; None if it cannot be."""
     base = baseline.get(result.concurrency)
     if base is None or result.figures.void or base.figures.void or result.running is None:
         return None
-    step = baseline_step(baseline_steps(baseline), result.running)
+    step = result.speculation.baseline_step if result.speculation else None
+    if step is None or step.known == "prior":
+        step = baseline_step(baseline_steps(baseline), result.running)
     if step is None:
         return None
     return Level(

@@ -152,7 +152,8 @@ def identity(candidate: Candidate, effective: Effective) -> str:
     if any(getattr(effective, name) is None for name in _NEEDED.get(candidate.engine, ("version",))):
         return ""
     launch = candidate.launch
-    known = {name: getattr(effective, name) for name in _VALUES if name != "kv_tokens"}
+    # The memory share shows in the KV cache, and counts by that.
+    known = {name: getattr(effective, name) for name in _VALUES if name not in {"kv_tokens", "memory_share"}}
     body = {
         "engine": candidate.engine,
         "model": launch.model,

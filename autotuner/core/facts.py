@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 from autotuner.bench.measurement import Figures
+from autotuner.core.depth import best_depth
 from autotuner.core.policy import Facts
 from autotuner.core.speculation import USUAL_DOUBT, Doubt, SpeculationAtLevel
 from autotuner.core.statistics import Interval, confidence_sequence, ratio_interval, relative_half_width
@@ -46,6 +47,13 @@ class LevelSoFar:
     prompts: int = 0
     rates: tuple[float, ...] = ()
     over: bool = False
+    running_cap: int | None = None
+    graph_max_batch: int | None = None
+    preempted: int | None = None
+    tree: bool = False
+    depth: int | None = None
+    pays_up_to: int | None = None
+    loses_from: int | None = None
 
 
 def server_facts(alive: bool, exit_code: int | None, diagnosis: Diagnosis | None) -> Facts:
@@ -84,8 +92,15 @@ def level_facts(level: LevelSoFar) -> Facts:
         "level.launch_noise": level.doubt.launch_noise,
         "spec.on": level.speculates,
     }
-    if level.running is not None:
-        facts["level.running"] = level.running
+    counts = {
+        "level.running": level.running,
+        "level.running_cap": level.running_cap,
+        "level.graph_max_batch": level.graph_max_batch,
+        "level.preempted": level.preempted,
+        "spec.pays_up_to": level.pays_up_to,
+        "spec.loses_from": level.loses_from,
+    }
+    facts |= {name: float(count) for name, count in counts.items() if count is not None}
     if f.requests_ok + f.requests_failed:
         facts["level.failed_ratio"] = f.requests_failed / (f.requests_ok + f.requests_failed)
     if f.seconds > 0 and f.output_tok_s > 0:
@@ -116,7 +131,11 @@ def _speculation_facts(level: LevelSoFar) -> Facts:
     spec = level.speculation
     if spec is None:
         return {}
-    facts: Facts = {"spec.verify_steps": float(spec.drafts), "spec.windows": float(spec.windows)}
+    facts: Facts = {
+        "spec.verify_steps": float(spec.drafts),
+        "spec.windows": float(spec.windows),
+        "spec.tree": level.tree,
+    }
     if spec.running is not None:
         facts["spec.capped"] = spec.capped
     if spec.accept_len is not None:
@@ -130,7 +149,21 @@ def _speculation_facts(level: LevelSoFar) -> Facts:
             facts |= _bounded("spec.needed", spec.needed_bounds) | _bounded("spec.speedup", spec.speedup)
     if spec.ceiling is not None:
         facts["spec.ceiling"] = spec.ceiling
-    return facts
+    return {**facts, **_depth_facts(level)}
+
+
+def _depth_facts(level: LevelSoFar) -> Facts:
+    spec = level.speculation
+    if spec is None or spec.accept_len is None or spec.needed is None or level.depth is None or level.tree:
+        return {}
+    best = best_depth(spec.accept_len.mean, level.depth, {level.depth: spec.needed})
+    if best is None:
+        return {}
+    return {
+        "spec.best_depth": float(best.steps),
+        "spec.predicted_gain": best.gain,
+        "spec.predicted_ratio": best.ratio,
+    }
 
 
 def _bounded(name: str, value: Interval) -> Facts:

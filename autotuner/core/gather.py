@@ -4,6 +4,7 @@ Three sources are joined: the client's progress, the server's log, and deltas of
 verify steps they are exact and win; otherwise the log's own decode lines do.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autotuner.bench.measurement import Figures, Progress, interim_figures, steady_rates
@@ -18,7 +19,11 @@ from autotuner.engines.base import Counters, LogFact, Prefill, Speculation, Wind
 
 @dataclass(frozen=True)
 class LevelPlan:
-    """What is known before a level begins. `baseline_steps_s` maps running requests to a plain server's step time."""
+    """What is known before a level begins. `baseline_steps_s` maps running requests to a plain server's step time.
+
+    `ranks` are the data-parallel ones, each with graphs up to `graph_max_batch`. `pays_up_to` and `loses_from` are levels of
+    this trial at which speculation paid or lost, as far as they are measured.
+    """
 
     concurrency: int
     decides: bool
@@ -29,6 +34,9 @@ class LevelPlan:
     doubt: Doubt = USUAL_DOUBT
     graph_max_batch: int | None = None
     engine_version: str | None = None
+    ranks: int = 1
+    pays_up_to: int | None = None
+    loses_from: int | None = None
 
 
 @dataclass
@@ -147,7 +155,14 @@ class Gather:
             prompts=self.answered + progress[-1].in_flight if self.steady else 0,
             rates=tuple(steady_rates(progress)),
             over=figures is not None,
+            preempted=self._preempted,
         )
+
+    @property
+    def _preempted(self) -> int | None:
+        """Requests that the server put back: log and counters tell of the same ones, so the larger number counts."""
+        told = [sum(w.preemptions for w in windows) for windows in (self.log_windows, self.metric_windows) if windows]
+        return max(told, default=None)
 
     def result(self, figures: Figures) -> LevelResult:
         """Given the level's final figures, return its result, not yet judged."""
@@ -164,11 +179,12 @@ def so_far(
     prompts: int = 0,
     rates: tuple[float, ...] = (),
     over: bool = False,
+    preempted: int | None = None,
 ) -> LevelSoFar:
     """Given a level's plan, windows and figures, return what policies look at.
 
     `load_s` is the time since its load began, `prompts` the requests begun in the steady part, `rates` are output tok/s
-    over consecutive stretches of it.
+    over consecutive stretches of it, `preempted` how often a request was put back, where the server tells.
     """
     spec = (
         assess(windows, plan.concurrency, plan.cap, plan.speculation, plan.baseline_steps_s, plan.doubt)
@@ -188,6 +204,13 @@ def so_far(
         prompts=prompts,
         rates=rates,
         over=over,
+        running_cap=plan.cap,
+        graph_max_batch=None if plan.graph_max_batch is None else plan.graph_max_batch * plan.ranks,
+        preempted=preempted,
+        pays_up_to=plan.pays_up_to,
+        loses_from=plan.loses_from,
+        tree=plan.speculation is not None and plan.speculation.is_tree,
+        depth=plan.speculation.num_steps if plan.speculation else None,
     )
 
 
@@ -212,7 +235,7 @@ def _decode(plan: LevelPlan, windows: tuple[Window, ...]) -> tuple[float | None,
     return decode_rate(steady_windows(windows, plan.concurrency, plan.cap)) or (None, None)
 
 
-def baseline_steps(baseline: dict[int, LevelResult]) -> dict[float, float]:
+def baseline_steps(baseline: Mapping[int, LevelResult]) -> dict[float, float]:
     """Given the best-known's results by level, return its plain step times by running requests.
 
     Empty where the best-known itself speculates: its steps are no plain steps.

@@ -7,7 +7,7 @@ have no privileges.
 import hashlib
 import string
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,6 +21,17 @@ from autotuner.errors import InvalidInput, Problem
 Facts = condition.Facts
 When = Literal["start", "window", "level", "next", "trial"]
 RuleAction = Literal["abandon", "skip-level", "void", "extend", "settle", "quarantine", "propose", "pause"]
+# What a rule may propose by name; what each comes to is worked out in core/followups.py.
+Move = Literal[
+    "lift-running-cap",
+    "raise-graph-batch",
+    "graphs-on",
+    "tune-draft-tokens",
+    "no-speculation-above",
+    "memory-down",
+    "memory-up",
+    "replace-flag",
+]
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,19 @@ FACTS: tuple[FactDefinition, ...] = (
     FactDefinition("level.load_s", float, "s", "time since this level's load began", "outside a level"),
     FactDefinition("level.decides", bool, "", "this level's figure weighs in the objective", "outside a level"),
     FactDefinition("level.running", float, "requests", "requests that run, median", "server does not tell"),
+    FactDefinition(
+        "level.running_cap", float, "requests", "the most requests that the server runs at once", "server does not tell"
+    ),
+    FactDefinition(
+        "level.graph_max_batch",
+        float,
+        "requests",
+        "largest batch with a CUDA graph, over all ranks; 0 without graphs",
+        "server does not tell",
+    ),
+    FactDefinition(
+        "level.preempted", float, "requests", "requests put back for want of KV cache", "before a window is over"
+    ),
     FactDefinition("level.requests_ok", float, "requests", "requests answered in this level", "outside a level"),
     FactDefinition("level.requests_failed", float, "requests", "requests that failed", "outside a level"),
     FactDefinition("level.failed_ratio", float, "", "failed / finished requests", "before the first one finished"),
@@ -108,6 +132,28 @@ FACTS: tuple[FactDefinition, ...] = (
     FactDefinition("spec.speedup_low", float, "", "its lower bound, all noise included", "as its mean, or too early"),
     FactDefinition("spec.speedup_high", float, "", "its upper bound, all noise included", "as its mean, or too early"),
     FactDefinition("spec.ceiling", float, "tokens", "longest accept length possible", "depth not fixed"),
+    FactDefinition("spec.tree", bool, "", "drafts branch (top-k above 1) instead of a chain", "outside a level"),
+    FactDefinition(
+        "spec.best_depth",
+        float,
+        "tokens",
+        "another number of draft tokens, the best by prediction",
+        "no spec.needed, or a tree",
+    ),
+    FactDefinition(
+        "spec.predicted_gain", float, "", "its predicted rate / the measured one, less 1", "as spec.best_depth"
+    ),
+    FactDefinition("spec.predicted_ratio", float, "", "its predicted rate / a plain server's", "as spec.best_depth"),
+    FactDefinition(
+        "spec.pays_up_to",
+        float,
+        "requests",
+        "largest level of this trial at which speculation paid",
+        "none paid so far",
+    ),
+    FactDefinition(
+        "spec.loses_from", float, "requests", "least level of this trial at which speculation lost", "none lost so far"
+    ),
     FactDefinition("spec.accept_ratio", float, "", "accepted / drafted tokens", "not reported"),
     FactDefinition("spec.verify_steps", float, "", "verify steps counted (one request, one step)", "outside a level"),
     FactDefinition("spec.windows", float, "", "steady windows counted", "outside a level"),
@@ -124,7 +170,7 @@ _OF_LEVEL = ENDS_LEVEL | {"propose"}
 # What a rule can do at each moment, and the groups of facts that are known then: anything else would silently never
 # happen, so it is refused when the file is read.
 MOMENTS: dict[When, tuple[frozenset[str], frozenset[str]]] = {
-    "start": (frozenset({"abandon", "quarantine"}), frozenset({"server", "start"})),
+    "start": (frozenset({"abandon", "quarantine", "propose"}), frozenset({"server", "start"})),
     "window": (_OF_LEVEL | {"extend", "settle"}, frozenset({"server", "trial", "candidate", "level", "best", "spec"})),
     "level": (_OF_LEVEL, frozenset({"trial", "candidate", "level", "best", "spec"})),
     "next": (frozenset({"pause"}), frozenset({"budget"})),
@@ -150,6 +196,7 @@ class Rule(BaseModel):
     sentence: str
     advice: str = ""
     set: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    move: Move | None = None
     dry_run: bool = False
 
 
@@ -188,6 +235,7 @@ class Fired(BaseModel):
     looks: int = 1
     facts: dict[str, bool | float | str] = Field(default_factory=dict)
     set: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    move: Move | None = None
     dry_run: bool = False
 
 
@@ -298,6 +346,7 @@ def _fired(policy: Policy, rule: Rule, facts: Facts) -> Fired:
         looks=rule.looks,
         facts=shown,
         set=dict(rule.set),
+        move=rule.move,
         dry_run=rule.dry_run,
     )
 
@@ -364,8 +413,11 @@ def _action_problems(source: Source, index: int, rule: Rule) -> list[Problem]:
         message = f'"{rule.action}" does nothing at the moment "{rule.on}"'
         hint = f"possible then: {', '.join(sorted(actions))}"
         return [problem_at(source, ("rule", index, "action"), message, hint)]
-    if (rule.action == "propose") != bool(rule.set):
-        message = 'action "propose" and the table "set", which says what to change, go together'
+    if (rule.action == "propose") != (bool(rule.set) or rule.move is not None):
+        message = 'action "propose" and what to change, the table "set" or a "move", go together'
+        return [problem_at(source, ("rule", index, "action"), message, f"moves: {', '.join(get_args(Move))}")]
+    if rule.set and rule.move is not None:
+        message = '"set" and "move" both say what to change; keep one'
         return [problem_at(source, ("rule", index, "action"), message)]
     return [
         problem_at(source, ("rule", index, "set", key), why)

@@ -43,6 +43,7 @@ class TrialReport:
     differences: tuple[Difference, ...] = ()
     aim: str = ""
     remarks: tuple[str, ...] = ()
+    not_proposed: tuple[str, ...] = ()
 
 
 def trial_entry(report: TrialReport) -> Draft:
@@ -226,6 +227,7 @@ def _bullets(report: TrialReport) -> list[tuple[str, str]]:
     if advice and not judgement.promote:
         bullets.append(("Advice", advice))
     ready = f"ready after {duration(report.ready_s)}, " if report.ready_s is not None else ""
+    bullets += [("Not queued", why) for why in report.not_proposed]
     bullets += [
         ("Objective", report.objective),
         ("Ran", f"{ready}benchmark {report.benchmark}, {duration(report.took_s)} in all: {report.command}"),

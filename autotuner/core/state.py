@@ -30,6 +30,16 @@ class Verdict(StrEnum):
     ERROR = "error"
 
 
+class ProposalState(StrEnum):
+    """What became of a candidate that a rule proposed."""
+
+    WANTED = "wanted"  # the rule fired, and the trial goes on
+    READY = "ready"  # worked out and checked; queued with the trial's verdict
+    QUEUED = "queued"
+    SUGGESTED = "suggested"  # written as a file, for a person to enqueue
+    REFUSED = "refused"
+
+
 class Purpose(StrEnum):
     """Why a server was launched."""
 

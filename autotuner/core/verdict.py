@@ -55,7 +55,7 @@ class LevelResult(BaseModel):
     decode_tok_s: float | None = None
     speculation: SpeculationAtLevel | None = None
     fired: Fired | None = None
-    proposal: Fired | None = None
+    proposal: Fired | None = None  # of levels that were measured before schema 4; the table of proposals has them now
     settled: Fired | None = None
     contradictions: tuple[str, ...] = ()
     reading: LevelReading | None = None

@@ -18,13 +18,16 @@ class Look:
 
 
 class LevelRules:
-    """The rules over one level. `ended` is the rule that ended it, `settled` the one that found it measured well enough."""
+    """The rules over one level. `ended` is the rule that ended it, `settled` the one that found it measured well enough.
+
+    `proposed` are the rules that proposed a candidate.
+    """
 
     def __init__(self, policies: tuple[Policy, ...]) -> None:
         self.looks: list[Look] = []
         self.ended: Fired | None = None
         self.settled: Fired | None = None
-        self.proposal: Fired | None = None
+        self.proposed: list[Fired] = []
         self._watch = Watch(policies)
 
     @property
@@ -33,14 +36,14 @@ class LevelRules:
         return self.ended is not None or self.settled is not None
 
     def look(self, on: When, facts: Facts) -> Fired | None:
-        """Have the rules look; return the first that ends the level now. Of those that propose, the first is kept."""
+        """Have the rules look; return the first that ends the level now."""
         look, ends = Look(on, facts), None
         for fired in self._watch.look(on, facts):
             look.fired.append(f"{fired.file}/{fired.rule}" + (" (dry run)" if fired.dry_run else ""))
             if fired.dry_run:
                 continue
             if fired.action == "propose":
-                self.proposal = self.proposal or fired
+                self.proposed.append(fired)
             elif fired.action == "settle":
                 self.settled = self.settled or fired
             elif fired.action in ENDS_LEVEL:

@@ -14,7 +14,7 @@ from typing import Any
 
 from autotuner.errors import DiskFull, StoreError
 
-SCHEMA_VERSION = "3"
+SCHEMA_VERSION = "4"
 # What turns a database of one schema into one of the next; a step is never changed once it was released.
 MIGRATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "1": (
@@ -32,6 +32,16 @@ MIGRATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
             "ALTER TABLE trials ADD COLUMN confirms INTEGER",
             "ALTER TABLE trials ADD COLUMN parent INTEGER",
             "ALTER TABLE trials ADD COLUMN answers TEXT NOT NULL DEFAULT '[]'",
+        ),
+    ),
+    "3": (
+        "4",
+        (
+            """CREATE TABLE IF NOT EXISTS proposals (
+                id INTEGER PRIMARY KEY AUTOINCREMENT, trial_id INTEGER NOT NULL, slot TEXT NOT NULL, state TEXT NOT NULL,
+                fired TEXT NOT NULL, level INTEGER, known TEXT, at TEXT NOT NULL, name TEXT NOT NULL DEFAULT '', body TEXT,
+                file TEXT NOT NULL DEFAULT '', said TEXT NOT NULL DEFAULT '', gain REAL, gpu_s REAL,
+                why TEXT NOT NULL DEFAULT '', queued_as INTEGER)""",
         ),
     ),
 }

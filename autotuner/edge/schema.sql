@@ -52,6 +52,26 @@ CREATE TABLE IF NOT EXISTS results (
   PRIMARY KEY (trial_id, level)
 );
 
+-- What rules proposed, and what became of it; since schema 4.
+CREATE TABLE IF NOT EXISTS proposals (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  trial_id INTEGER NOT NULL,   -- the trial that the rule looked at
+  slot TEXT NOT NULL,
+  state TEXT NOT NULL,         -- core.state.ProposalState
+  fired TEXT NOT NULL,         -- core.policy.Fired
+  level INTEGER,               -- the concurrency at which it fired; none at a start
+  known TEXT,                  -- engines.base.Effective: what the server had said by then
+  at TEXT NOT NULL,
+  name TEXT NOT NULL DEFAULT '',
+  body TEXT,                   -- core.candidate.Candidate
+  file TEXT NOT NULL DEFAULT '',
+  said TEXT NOT NULL DEFAULT '', -- the reason, with numbers
+  gain REAL,                   -- expected; 0.05 is 5 %
+  gpu_s REAL,                  -- what its trial takes
+  why TEXT NOT NULL DEFAULT '', -- why it is not queued
+  queued_as INTEGER            -- its own trial
+);
+
 -- The text of every policy that a level was looked at with, so that its verdict can be computed again; since schema 2.
 CREATE TABLE IF NOT EXISTS policies (sha256 TEXT PRIMARY KEY, file TEXT NOT NULL, text TEXT NOT NULL);
 

@@ -19,6 +19,7 @@ from autotuner.core.source import Source
 from autotuner.core.state import LaunchState, TrialState, launch_may, trial_may
 from autotuner.core.verdict import LevelResult, TrialSoFar
 from autotuner.edge.database import Database
+from autotuner.edge.proposals import Proposals
 from autotuner.edge.rows import BASIS, LaunchRow, SlotRow, Trial, configuration_json, read_row
 from autotuner.errors import NotFound, StoreError
 
@@ -28,6 +29,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.db = Database(path)
+        self.proposals = Proposals(self.db)
         self.secrets: frozenset[str] = frozenset()
 
     def close(self) -> None:

@@ -39,6 +39,11 @@ def count(value: Any) -> int | None:
     return int(value)
 
 
+def share(value: Any) -> float | None:
+    """Given a piece of JSON, return it if it is a share of something, 0 to 1, else None."""
+    return float(value) if isinstance(value, float) and 0 <= value <= 1 else None
+
+
 def word(value: Any) -> str | None:
     """Given a piece of JSON, return the name it is, on one line and without secrets; None where it leaves it open."""
     if not isinstance(value, str) or value.strip().lower() in _UNSAID:

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from autotuner.core.candidate import Candidate
 from autotuner.engines.vocabulary import Action
+from autotuner.engines.wishes import Answer, Wish
 
 
 class Stage(StrEnum):
@@ -66,6 +67,11 @@ class Speculation:
     def ceiling(self) -> float | None:
         """The longest accept length possible: every drafted step accepted, and the bonus token."""
         return self.num_steps + 1.0 if self.num_steps is not None else None
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether more tokens are verified a step than a chain of its depth has: drafts branch."""
+        return self.num_steps is not None and (self.draft_tokens or 0) > self.num_steps + 1
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,7 @@ class Effective:
     The same words say what a candidate asks for. `rank` is the data-parallel rank (`DP1`) whose own figures
     `running_cap` and `kv_tokens` are, empty where they are the whole server's; `dp` is the number of such ranks, and
     `graph_max_batch` is a rank's (0: no graphs). `all_reduce` names who may carry an all-reduce, first one first.
+    `memory_share` is the share of a GPU's memory that the server takes for weights and KV cache, 0 to 1.
     `arguments` is a digest of every other argument that the server resolved, where it tells them all. `source` is who
     says so: the dump of the arguments, a line of the log, or an answer of the serving server.
     """
@@ -150,6 +157,7 @@ class Effective:
     dp: int | None = None
     version: str | None = None
     arguments: str | None = None
+    memory_share: float | None = None
     rank: str = ""
     source: Literal["arguments", "log", "server"] = "log"
 
@@ -246,6 +254,10 @@ class Engine(Protocol):
 
     def speculation(self, candidate: Candidate) -> Speculation | None:
         """The speculative decoding that the candidate asks for, or None."""
+        ...
+
+    def change(self, candidate: Candidate, wish: Wish, version: str | None) -> Answer:
+        """The settings that a follow-up's wish comes to in this release (None: not known), or why it cannot be met."""
         ...
 
     def silence_limit_s(self, stage: Stage) -> float:

@@ -13,6 +13,7 @@ from autotuner.engines.base import (
     Stage,
 )
 from autotuner.engines.diagnosis import choose, signature
+from autotuner.engines.wishes import Answer, CannotChange, Wish
 
 SIGNATURES = (
     signature(
@@ -75,6 +76,10 @@ class Command:
     def speculation(self, candidate: Candidate) -> Speculation | None:
         """Unknown, so never assumed."""
         return None
+
+    def change(self, candidate: Candidate, wish: Wish, version: str | None) -> Answer:
+        """Nothing: the command's words are not interpreted."""
+        return CannotChange('nothing is known of the flags of engine "command"')
 
     def silence_limit_s(self, stage: Stage) -> float:
         """An unknown program may be silent for long; the start's own deadline still holds."""

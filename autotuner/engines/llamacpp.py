@@ -4,7 +4,7 @@ import re
 import sys
 
 from autotuner.core.candidate import Candidate, flag_argv
-from autotuner.engines import llamacpp_info, prometheus
+from autotuner.engines import llamacpp_info, llamacpp_moves, prometheus
 from autotuner.engines.base import (
     Counters,
     Diagnosis,
@@ -20,6 +20,7 @@ from autotuner.engines.base import (
     Window,
 )
 from autotuner.engines.diagnosis import choose, signature
+from autotuner.engines.wishes import Answer, Wish
 
 EMBEDDED = "embedded"  # as launch.binary: the server inside the xllamacpp wheel
 
@@ -155,6 +156,10 @@ class LlamaCpp:
         if "ngram" in method:
             return Speculation(method, int(str(steps)) if steps is not None else None)
         return Speculation(method, int(str(steps if steps is not None else 3)))
+
+    def change(self, candidate: Candidate, wish: Wish, version: str | None) -> Answer:
+        """See llamacpp_moves."""
+        return llamacpp_moves.change(candidate, wish)
 
     def silence_limit_s(self, stage: Stage) -> float:
         """llama-server prints nothing while it loads, so bytes read and memory are the only signs there."""

@@ -6,6 +6,8 @@ help to ask. A version is the first release read that had the change; one in bet
 
 from dataclasses import dataclass
 
+from autotuner.core.candidate import Scalar
+
 _SGLANG = "sglang/srt/server_args.py"
 _CUDA_GRAPHS = f"{_SGLANG} of 0.5.13, 0.5.15 and 0.5.23"
 
@@ -14,7 +16,8 @@ _CUDA_GRAPHS = f"{_SGLANG} of 0.5.13, 0.5.15 and 0.5.23"
 class Renamed:
     """One old flag. `since` is when the new name came, `gone` when the old one went; empty where that is not known.
 
-    A name that ends in `*` stands for all that begin so. `new` is empty for a flag that has no successor.
+    A name that ends in `*` stands for all that begin so. `new` is empty for a flag that has no successor. `value` is
+    what the successor is to be given, empty where it takes what the old flag had.
     """
 
     engine: str
@@ -24,6 +27,7 @@ class Renamed:
     gone: str
     source: str
     advice: str = ""
+    value: str = ""
 
     def successor(self, flag: str) -> str | None:
         """Given a flag, return its new name, empty if it has none; None if this row is not about it."""
@@ -54,10 +58,12 @@ TABLE = (
     Renamed(
         *("sglang", "disable-piecewise-cuda-graph", "cuda-graph-backend-prefill", "0.5.15", "", _CUDA_GRAPHS),
         'write cuda-graph-backend-prefill = "disabled"',
+        value="disabled",
     ),
     Renamed(
         *("sglang", "enable-breakable-cuda-graph", "cuda-graph-backend-prefill", "0.5.15", "", _CUDA_GRAPHS),
         'write cuda-graph-backend-prefill = "breakable"',
+        value="breakable",
     ),
     Renamed(
         *("sglang", "enable-ep-moe", "ep-size", "0.5", "", f"{_SGLANG}: its own deprecation note"),
@@ -66,6 +72,7 @@ TABLE = (
     Renamed(
         *("sglang", "enable-deepep-moe", "moe-a2a-backend", "0.5", "", f"{_SGLANG}: its own deprecation note"),
         'write moe-a2a-backend = "deepep"',
+        value="deepep",
     ),
     Renamed("sglang", "max-micro-batch-size", "pp-max-micro-batch-size", "0.5", "", f"{_SGLANG} of 0.5"),
     Renamed("sglang", "crash-on-nan", "", "", "0.5", f"{_SGLANG} of 0.5"),
@@ -107,10 +114,12 @@ TABLE = (
     Renamed(
         *("sglang", "enable-flashinfer-mla", "attention-backend", "0.4.9", "0.4.9", f"{_SGLANG} of 0.4.6 and 0.4.9"),
         'write attention-backend = "flashinfer"',
+        value="flashinfer",
     ),
     Renamed(
         *("sglang", "enable-flashmla", "attention-backend", "0.4.9", "0.4.9", f"{_SGLANG} of 0.4.6 and 0.4.9"),
         'write attention-backend = "flashmla"',
+        value="flashmla",
     ),
     Renamed("sglang", "n-share-experts-fusion", "", "", "0.4.9", f"{_SGLANG} of 0.4.6 and 0.4.9"),
     Renamed(
@@ -134,9 +143,9 @@ TABLE = (
         Renamed("llamacpp", old, "spec-draft-n-min", "", "", "common/arg.cpp: the argument has been removed")
         for old in ("draft-min", "draft-n-min")
     ),
-    Renamed("llamacpp", "mmap", "load-mode", "", "", "common/arg.cpp", 'write load-mode = "mmap"'),
-    Renamed("llamacpp", "no-mmap", "load-mode", "", "", "common/arg.cpp", 'write load-mode = "none"'),
-    Renamed("llamacpp", "mlock", "load-mode", "", "", "common/arg.cpp", 'write load-mode = "mlock"'),
+    Renamed("llamacpp", "mmap", "load-mode", "", "", "common/arg.cpp", 'write load-mode = "mmap"', value="mmap"),
+    Renamed("llamacpp", "no-mmap", "load-mode", "", "", "common/arg.cpp", 'write load-mode = "none"', value="none"),
+    Renamed("llamacpp", "mlock", "load-mode", "", "", "common/arg.cpp", 'write load-mode = "mlock"', value="mlock"),
 )
 
 
@@ -148,6 +157,28 @@ def renamed(engine: str, flag: str) -> Renamed | None:
 def older_name(engine: str, flag: str) -> tuple[Renamed, ...]:
     """Given a flag without its dashes, return the rows in which it is the new name."""
     return tuple(row for row in TABLE if row.engine == engine and row.predecessor(flag) is not None)
+
+
+def replacement(engine: str, flag: str, value: Scalar | tuple[Scalar, ...]) -> tuple[str, Scalar] | None:
+    """Given a flag that was refused, without its dashes, and its value, return what to write instead.
+
+    ("", False) takes it out: it was removed, and did nothing but switch something on. None where the tables do not know,
+    or where what the new flag wants does not follow from the old one's value.
+    """
+    if isinstance(value, tuple):
+        return None
+    row = renamed(engine, flag)
+    if row is not None and not row.new:
+        return ("", False) if value is True else None
+    if row is not None:
+        new = row.successor(flag) or ""
+        switches = value is True and flag.partition("-")[0] == new.partition("-")[0]
+        if row.value:
+            return (new, row.value) if value is True else None
+        # A bare flag has no value to hand on, unless its successor is one too; advice says what else is to be thought of.
+        return (new, value) if switches or (value is not True and not row.advice) else None
+    older = older_name(engine, flag)
+    return (older[0].predecessor(flag) or "", value) if len(older) == 1 and not older[0].value else None
 
 
 def _translated(flag: str, source: str, target: str) -> str | None:

@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 
 from autotuner.core.candidate import Candidate, flag_argv
-from autotuner.engines import prometheus, sglang_flags, sglang_info
+from autotuner.engines import prometheus, sglang_flags, sglang_info, sglang_moves
 from autotuner.engines.answers import dtype, word
 from autotuner.engines.base import (
     Counters,
@@ -29,6 +29,7 @@ from autotuner.engines.base import (
 from autotuner.engines.diagnosis import choose
 from autotuner.engines.fields import NOTE_MAX, bar, group_of, is_raised, number, pairs, whole
 from autotuner.engines.sglang_failures import BENIGN, DRAFT_SIGNATURES, DRAFTING, SIGNATURES
+from autotuner.engines.wishes import Answer, Wish
 
 # Seconds without any sign of progress. SGLang's own limits set the scale: below them it has not given up.
 _SILENCE_S = {
@@ -158,6 +159,10 @@ class SGLang:
     def speculation(self, candidate: Candidate) -> Speculation | None:
         """What --speculative-algorithm and its companions ask for."""
         return sglang_flags.speculation(candidate)
+
+    def change(self, candidate: Candidate, wish: Wish, version: str | None) -> Answer:
+        """See sglang_moves."""
+        return sglang_moves.change(candidate, wish, version)
 
     def silence_limit_s(self, stage: Stage) -> float:
         """See the table."""
@@ -299,6 +304,7 @@ def _resolved(dump: str) -> tuple[Effective, ...]:
         quantization=_said(dump, "quantization"),
         kv_cache_dtype=dtype(_argument(dump, "kv_cache_dtype")),
         dp=whole(_argument(dump, "dp_size")),
+        memory_share=number(_argument(dump, "mem_fraction_static")),
         source="arguments",
     )
     return (found,) if found != Effective(source="arguments") else ()

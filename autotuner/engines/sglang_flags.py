@@ -12,11 +12,11 @@ _DRAFT_TOKENS = "speculative-num-draft-tokens"
 _DRAFTER = ("speculative-draft-model-path", "speculative-draft-model")
 
 # These need steps, top-k and draft tokens; the others draft a whole block and know draft tokens only.
-_STEPPED = {"EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "FROZEN_KV_MTP"}
+STEPPED = {"EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "FROZEN_KV_MTP"}
 _NEEDS_DRAFTER = {"EAGLE3", "STANDALONE", "DFLASH"}
 _NO_DP_ATTENTION = {"STANDALONE", "NGRAM"}
 _BLOCKS = {"DFLASH", "DSPARK"}  # these force one step of top-k 1 and draft a whole block
-_ADAPTIVE = {"EAGLE", "EAGLE3", "NEXTN"}
+ADAPTIVE = {"EAGLE", "EAGLE3", "NEXTN"}
 _PAGED_TREES = {"flashinfer", "fa3", "triton"}  # the backends that take a tree with pages of more than one token
 _BACKEND = ("attention-backend", "decode-attention-backend")
 _THRESHOLDS = ("speculative-accept-threshold-single", "speculative-accept-threshold-acc")
@@ -32,11 +32,11 @@ _TAKEN = {
 
 def speculation(candidate: Candidate) -> Speculation | None:
     """Given a candidate, return the speculation it asks for, or None; what SGLang chooses is None inside."""
-    method = _method(candidate)
+    method = method_of(candidate)
     if not method:
         return None
     draft_tokens = _number(candidate, _DRAFT_TOKENS)
-    if method not in _STEPPED:
+    if method not in STEPPED:
         if draft_tokens is None:
             draft_tokens = _number(candidate, "speculative-dflash-block-size")
         # One of the draft tokens is the root: a block of N gives a length of at most N, bonus included.
@@ -52,17 +52,17 @@ def speculation(candidate: Candidate) -> Speculation | None:
 def problems(candidate: Candidate) -> tuple[str, ...]:
     """Given a candidate, return what SGLang would refuse, ignore or override, a sentence each."""
     taken = [f"args.{flag} {why}" for flag, why in _TAKEN.items() if candidate.arg(flag) is not None]
-    method = _method(candidate)
+    method = method_of(candidate)
     if not method:
         return (*taken, *_without_algorithm(candidate))
-    shape = _shape(candidate) if method in _STEPPED else _block(candidate, method)
+    shape = _shape(candidate) if method in STEPPED else _block(candidate, method)
     forced = [*_attention(candidate, method), *_adaptive(candidate, method), *_tree(candidate)]
     return (*taken, *shape, *_drafter(candidate, method), *forced)
 
 
 def warnings(candidate: Candidate) -> tuple[str, ...]:
     """Given a candidate, return what SGLang does with it that nobody asked for, a sentence each."""
-    if not _method(candidate):
+    if not method_of(candidate):
         return ()
     found = []
     if candidate.arg("max-running-requests") is None:
@@ -80,7 +80,8 @@ def warnings(candidate: Candidate) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _method(candidate: Candidate) -> str:
+def method_of(candidate: Candidate) -> str:
+    """Given a candidate, return its speculative algorithm in capitals; empty if it has none."""
     value = candidate.arg(*_ALGORITHM)
     return "" if value is None or str(value).lower() == "none" else str(value).upper()
 
@@ -150,7 +151,7 @@ def _adaptive(candidate: Candidate, method: str) -> list[str]:
     if not candidate.arg("speculative-adaptive"):
         return []
     why = ""
-    if method not in _ADAPTIVE:
+    if method not in ADAPTIVE:
         why = f"works with EAGLE and EAGLE3, not with {method}"
     elif _number(candidate, _TOPK) not in {None, 1}:
         why = f"needs args.{_TOPK} = 1"

@@ -10,7 +10,7 @@ from typing import Any
 
 from autotuner.core.candidate import Candidate
 from autotuner.core.redact import names_secret
-from autotuner.engines.answers import count, document, dtype, flag_count, flag_word, rows, table, word
+from autotuner.engines.answers import count, document, dtype, flag_count, flag_word, rows, share, table, word
 from autotuner.engines.base import Effective
 from autotuner.engines.sglang_flags import speculation
 
@@ -65,6 +65,7 @@ def read(text: str) -> Effective:
         dp=dp,
         version=word(top.get("version")),
         arguments=_digest(said, cap // dp if cap else None),
+        memory_share=share(said.get("mem_fraction_static")),
         source="server",
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 
 from autotuner.core.candidate import Candidate, flag_argv
-from autotuner.engines import prometheus, vllm_flags, vllm_info
+from autotuner.engines import prometheus, vllm_flags, vllm_info, vllm_moves
 from autotuner.engines.answers import dtype, word
 from autotuner.engines.base import (
     Counters,
@@ -27,6 +27,7 @@ from autotuner.engines.base import (
 from autotuner.engines.diagnosis import choose
 from autotuner.engines.fields import NOTE_MAX, bar, group_of, is_raised, number, pairs, whole
 from autotuner.engines.vllm_failures import BENIGN, DRAFT_SIGNATURES, DRAFTING, SIGNATURES
+from autotuner.engines.wishes import Answer, Wish
 
 # Seconds without any sign of progress; vLLM has no limit on a load, so what can be silent sets them.
 _SILENCE_S = {
@@ -164,6 +165,10 @@ class VLLM:
     def speculation(self, candidate: Candidate) -> Speculation | None:
         """What --speculative-config or its shortcuts ask for."""
         return vllm_flags.speculation(candidate)
+
+    def change(self, candidate: Candidate, wish: Wish, version: str | None) -> Answer:
+        """See vllm_moves."""
+        return vllm_moves.change(candidate, wish, version)
 
     def silence_limit_s(self, stage: Stage) -> float:
         """See the table."""

@@ -6,7 +6,7 @@ import re
 from autotuner.core.candidate import Candidate, flag_name
 from autotuner.engines.base import Speculation
 
-_CONFIG = ("speculative-config", "sc")
+CONFIG = ("speculative-config", "sc")
 # 0.33 has these beside the JSON.
 _SHORTCUTS = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens"}
 # What vLLM guesses from the drafter's path where no method is named.
@@ -21,7 +21,7 @@ _GONE = ("speculative-model", "num-speculative-tokens", "speculative-disable-by-
 _DROPPED = {"medusa": "0.33", "mlp_speculator": "0.33"}
 _DROPPED_KEYS = {"speculative_token_tree": "0.22", "synthetic_acceptance_rate": "0.20"}
 _SYNTHETIC = ("synthetic_acceptance_length", "synthetic_acceptance_rates")
-_SCHEDULE = "num_speculative_tokens_per_batch_size"
+SCHEDULE = "num_speculative_tokens_per_batch_size"
 _WHERE = "args.speculative-config"
 _NEEDS_MODEL = {"eagle", "eagle3", "draft_model", "dflash"}
 # The others have a default: mtp its layers, dflash and dspark their block, suffix its tree.
@@ -30,7 +30,7 @@ _NEEDS_TOKENS = {"ngram", "ngram_gpu", "eagle", "eagle3", "draft_model"}
 
 def speculation(candidate: Candidate) -> Speculation | None:
     """Given a candidate, return the speculation it asks for, or None; what vLLM chooses is None inside."""
-    config = _config(candidate)
+    config = config_of(candidate)
     if not config or isinstance(config, str):
         return None
     tokens = _tokens(config)
@@ -39,7 +39,7 @@ def speculation(candidate: Candidate) -> Speculation | None:
 
 def problems(candidate: Candidate) -> tuple[str, ...]:
     """Given a candidate, return what vLLM would refuse or ignore, a sentence each."""
-    config = _config(candidate)
+    config = config_of(candidate)
     found = [f"args.{flag} {why}" for flag, why in _TAKEN.items() if candidate.arg(flag) is not None]
     found += [
         f"args.{flag} does not exist any more; write args.speculative-config as JSON"
@@ -56,7 +56,7 @@ def problems(candidate: Candidate) -> tuple[str, ...]:
 
 def warnings(candidate: Candidate) -> tuple[str, ...]:
     """Given a candidate, return what vLLM does with it that nobody asked for, a sentence each."""
-    config = _config(candidate)
+    config = config_of(candidate)
     if not config or isinstance(config, str):
         return ()
     found = []
@@ -71,14 +71,14 @@ def warnings(candidate: Candidate) -> tuple[str, ...]:
     if config.get("rejection_sample_method") == "fly":
         found.append(f"{_WHERE}: rejection_sample_method fly is lossy, the output is no longer the target's")
     parallel = candidate.arg("data-parallel-size", "dp")
-    if _SCHEDULE in config and isinstance(parallel, int) and parallel > 1:
-        found.append(f"{_WHERE}: {_SCHEDULE} is dropped where args.data-parallel-size is above 1")
+    if SCHEDULE in config and isinstance(parallel, int) and parallel > 1:
+        found.append(f"{_WHERE}: {SCHEDULE} is dropped where args.data-parallel-size is above 1")
     return tuple(found)
 
 
-def _config(candidate: Candidate) -> dict[str, object] | str:
-    """The speculative configuration, empty where there is none, or a sentence about what is wrong with it."""
-    value = candidate.arg(*_CONFIG)
+def config_of(candidate: Candidate) -> dict[str, object] | str:
+    """Given a candidate, return its speculative configuration, empty if it has none, or a sentence on what is wrong."""
+    value = candidate.arg(*CONFIG)
     config: dict[str, object] = {}
     if value is not None:
         parsed = _parsed(str(value))
@@ -87,7 +87,7 @@ def _config(candidate: Candidate) -> dict[str, object] | str:
         config = parsed
     for key, part in candidate.launch.args.items():
         group, dot, rest = flag_name(key).partition(".")
-        if group in _CONFIG and dot:  # --speculative-config.num_speculative_tokens 3, which a sweep can vary
+        if group in CONFIG and dot:  # --speculative-config.num_speculative_tokens 3, which a sweep can vary
             config[rest.replace("-", "_")] = part
     for flag, key in _SHORTCUTS.items():
         if (short := candidate.arg(flag)) is not None:
@@ -167,10 +167,10 @@ def _lookup(config: dict[str, object]) -> list[str]:
 
 def _schedule(config: dict[str, object]) -> list[str]:
     """Dynamic speculation: [from, to, K] for batch sizes, from 1 on, none twice; K may be 0, which is off."""
-    rows = config.get(_SCHEDULE)
+    rows = config.get(SCHEDULE)
     if rows is None:
         return []
-    shape = f"{_WHERE}: {_SCHEDULE} must be a list of [from, to, K], such as [[1, 8, 4], [9, 64, 0]]"
+    shape = f"{_WHERE}: {SCHEDULE} must be a list of [from, to, K], such as [[1, 8, 4], [9, 64, 0]]"
     if not isinstance(rows, list) or not rows:
         return [shape]
     before = 0
@@ -179,9 +179,9 @@ def _schedule(config: dict[str, object]) -> list[str]:
             return [shape]
         first, last, _ = row
         if before == 0 and first != 1:
-            return [f"{_WHERE}: the first batch size of {_SCHEDULE} must be 1, not {first}"]
+            return [f"{_WHERE}: the first batch size of {SCHEDULE} must be 1, not {first}"]
         if first <= before or last < first:
-            return [f"{_WHERE}: the batch sizes {first} to {last} of {_SCHEDULE} do not follow {before}"]
+            return [f"{_WHERE}: the batch sizes {first} to {last} of {SCHEDULE} do not follow {before}"]
         before = last
     return []
 

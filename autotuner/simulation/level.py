@@ -77,7 +77,7 @@ def measure(
     final = _figures(plan, windows, None)
     final = final.model_copy(update={"stopped_early": rules.ended is not None})
     result = level_result(plan, tuple(windows), final)
-    found = {"fired": rules.ended, "settled": rules.settled, "proposal": rules.proposal}
+    found = {"fired": rules.ended, "settled": rules.settled}
     return result.model_copy(update=found), warm_s + steady_s
 
 

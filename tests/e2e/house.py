@@ -53,6 +53,7 @@ class House:
             "cycle_s": "0.1",
             "serving_probe_every_s": "2",
             "disk_free_min_mib": "0",
+            "propose": '"suggest"',
             **self.settings,
         }
         slot = {"port": str(self.port), "start_timeout_s": "30", "stop_grace_s": "2", "drain_s": "1", **self.slot}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -104,4 +105,32 @@ def test_what_enqueue_would_refuse_is_refused_and_a_sweep_is_expanded(tmp_path: 
         timeout=30,
     )
     assert "CUDA out of memory" in shown.stdout
+    assert not left(tmp_path)
+
+
+def test_a_capped_drafter_gets_its_cap_lifted_and_a_verdict_of_its_own(tmp_path: Path) -> None:
+    """The rule proposes, preflight lets it through, it is queued with its reason, measured, and told from the cap."""
+    capped = EAGLE3.replace("max-running-requests = 256\n", "")
+    files = [candidate(tmp_path, "base"), candidate(tmp_path, "eagle3", capped)]
+    levels = ("--levels", "1,64", "--seconds", "2", "--propose", "queue", "--keep", "--json")
+    code, out, err = rehearse(tmp_path, *files, *levels)
+    assert code == 0, err
+    said: dict[str, Any] = json.loads(out)
+    verdicts = {trial["name"]: trial["verdict"] for trial in said["trials"]}
+    lifted = "eagle3+max-running-requests-64"
+    assert set(verdicts) >= {"base", "eagle3", lifted}
+    assert verdicts[lifted] in {"pass", "fail", "inconclusive"}
+    text = Path(said["journal"]).read_text()
+    assert re.search(rf"- Next: queued {re.escape(lifted)} to isolate the cause \(the cap: \d+ % of the .* lost", text)
+    listed = subprocess.run(
+        [sys.executable, "-m", "autotuner", "-s", said["settings"], "proposals", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    row = next(row for row in json.loads(listed.stdout) if row["name"] == lifted)
+    assert (row["state"], row["parent"], row["move"]) == ("queued", "eagle3", "lift-running-cap")
+    assert row["gain"] > 0
+    assert Path(row["file"]).read_text() == row["toml"]
     assert not left(tmp_path)

@@ -3,11 +3,11 @@
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from autotuner.core.policy import Facts, Policy, Rule, Watch, load_policy, used_facts
+from autotuner.core.policy import Facts, Move, Policy, Rule, Watch, load_policy, used_facts
 from autotuner.core.source import Source
 from autotuner.settings import Settings, load_policies
 from autotuner.shipped import folder
@@ -34,6 +34,7 @@ SPEC: Facts = {
     "spec.capped": True,
     "level.concurrency": 128.0,
     "level.running": 48.0,
+    "level.running_cap": 48.0,
     "candidate.engine": "sglang",
     "best.measured": True,
     "best.output_tok_s": 2370.0,
@@ -42,7 +43,8 @@ SPEC: Facts = {
     "level.decides": True,
     "level.elapsed_s": 20.0,
     "level.prompts": 40.0,
-    "level.rate_error": 0.019,
+    "level.rate_error": 0.041,
+    "level.launch_noise": 0.03,
     "trial.baseline": False,
     "level.output_tok_s": 849.0,
     "level.requests_ok": 50.0,
@@ -57,6 +59,12 @@ START: Facts = {
     "start.limit_s": 1800.0,
     "start.silent_s": 10.0,
     "start.silence_limit_s": 600.0,
+}
+OUT_OF_MEMORY: Facts = {
+    "server.alive": False,
+    "server.cause": "oom-in-capture",
+    "server.sentence": "out of memory",
+    "start.stage": "graph capture",
 }
 BROKEN: dict[str, Any] = {"spec.accept_len": 1.0, "spec.accept_len_low": 1.0, "spec.accept_len_high": 1.005}
 
@@ -112,7 +120,73 @@ CASES: dict[str, tuple[Facts, list[dict[str, Any]]]] = {
     ),
     "running-requests-capped": (
         SPEC,
-        [{"spec.capped": False}, {"candidate.engine": "vllm"}, {"level.concurrency": 48.0}, {"spec.on": False}],
+        # What keeps fewer running than the cap allows is something else.
+        [{"level.running_cap": 128.0}, {"level.concurrency": 48.0}, {"level.running": 43.0}, BROKEN],
+    ),
+    "plain-server-capped": (
+        {**SPEC, "spec.on": False},
+        [{"level.running_cap": 128.0}, {"level.concurrency": 48.0}, {"level.running": 43.0}, {"spec.on": True}],
+    ),
+    "graph-batch-too-small": (
+        {**SPEC, "level.graph_max_batch": 32.0},
+        [{"level.graph_max_batch": 48.0}, {"level.graph_max_batch": 0.0}],
+    ),
+    "cuda-graphs-off": ({**SPEC, "level.graph_max_batch": 0.0}, [{"level.graph_max_batch": 1.0}]),
+    "draft-depth-off-the-optimum": (
+        {**SPEC, "spec.best_depth": 1.0, "spec.predicted_gain": 0.04, "spec.predicted_ratio": 1.02},
+        [
+            {"spec.predicted_gain": 0.03},
+            {"spec.predicted_ratio": 1.0},  # another depth that loses too
+            {"level.decides": False},
+            {"spec.verify_steps": 99.0},
+            {"spec.windows": 2.0},
+            BROKEN,
+        ],
+    ),
+    "draft-tree-at-a-busy-level": (
+        {**SPEC, "spec.tree": True},
+        [
+            {"spec.tree": False},
+            {"level.concurrency": 7.0},
+            {"spec.needed": 1.7},
+            {"level.decides": False},
+            {"spec.verify_steps": 99.0},
+            {"spec.windows": 2.0},
+            BROKEN,
+        ],
+    ),
+    "speculation-pays-only-below": (
+        {**SPEC, "level.concurrency": 8.0, "spec.needed": 1.4, "spec.loses_from": 32.0},
+        [
+            {"spec.needed": 1.6},
+            {"spec.loses_from": 8.0},
+            {"spec.verify_steps": 99.0},
+            {"spec.windows": 2.0},
+        ],
+    ),
+    "speculation-loses-only-above": (
+        {**SPEC, "spec.pays_up_to": 8.0},
+        [{"spec.needed": 1.7}, {"spec.pays_up_to": 128.0}, {"spec.verify_steps": 99.0}, {"spec.windows": 2.0}],
+    ),
+    "out-of-memory-in-capture": (
+        {**START, **OUT_OF_MEMORY},
+        [{"server.alive": True}, {"server.cause": "oom-in-load", "start.stage": "weights loading"}],
+    ),
+    "out-of-memory-under-load": (
+        {**SPEC, **OUT_OF_MEMORY, "server.cause": "oom-in-load"},
+        [{"server.alive": True}, {"server.cause": "kv-pressure"}],
+    ),
+    "kv-cache-does-not-fit": (
+        {**START, **OUT_OF_MEMORY, "server.cause": "kv-too-small"},
+        [{"server.alive": True}, {"server.cause": "oom-in-capture"}],
+    ),
+    "requests-preempted": (
+        {**SPEC, "level.preempted": 13.0},
+        [{"level.preempted": 12.0}, {"level.decides": False}, {"level.concurrency": 8.0, "level.preempted": 1.0}],
+    ),
+    "flag-refused": (
+        {**START, **OUT_OF_MEMORY, "server.cause": "bad-flag-combination"},
+        [{"server.alive": True}, {"server.cause": "unsupported"}],
     ),
     "cannot-win": (
         {**SPEC, "spec.on": False, "level.requests_ok": 128.0, "best.ratio_high": 0.99},
@@ -138,10 +212,11 @@ CASES: dict[str, tuple[Facts, list[dict[str, Any]]]] = {
     "known-well-enough": (
         {**SPEC, "level.requests_ok": 256.0},
         [
-            {"level.rate_error": 0.02},
+            {"level.rate_error": 0.042},
             {"level.elapsed_s": 4.9},
             {"level.requests_ok": 255.0},
-            {"trial.baseline": True},
+            {"trial.baseline": True},  # which goes on until 0.021
+            {"level.decides": False, "level.rate_error": 0.05},
         ],
     ),
 }
@@ -200,13 +275,22 @@ def test_a_fired_rule_says_every_number_it_names(name: str) -> None:
 def test_the_ready_made_drafter_of_the_campaign_loses_its_level_and_not_its_trial() -> None:
     """Accept length 1.65, 3.12 needed at 48 running: the level is skipped, and the cap gets a candidate of its own."""
     watch = Watch(POLICIES)
-    facts: Facts = {**SPEC, "spec.needed": 3.12, "best.ratio_high": 1.0}
-    fired = [f for _ in range(3) for f in watch.look("window", facts)]
+    early: Facts = {**SPEC, "spec.speedup_high": 1.1, "best.ratio_high": 1.0}
+    fired = [f for facts in (early, early, {**early, "spec.speedup_high": 0.9}) for f in watch.look("window", facts)]
     assert [(f.rule, f.action) for f in fired] == [
-        ("below-break-even", "skip-level"),
         ("running-requests-capped", "propose"),
+        ("below-break-even", "skip-level"),
     ]
-    assert fired[1].set == {"args.max-running-requests": 256}
+    assert fired[0].move == "lift-running-cap"
+
+
+def test_what_only_proposes_ends_nothing() -> None:
+    ends = {rule.name for policy in POLICIES for rule in policy.rules if rule.action != "propose"}
+    assert not ends & {rule.name for policy in POLICIES if policy.file == "followups.toml" for rule in policy.rules}
+
+
+def test_every_move_has_a_shipped_rule() -> None:
+    assert {rule.move for rule in RULES.values() if rule.move} == set(get_args(Move))
 
 
 def test_the_own_drafter_of_the_campaign_is_called_broken_and_nothing_else() -> None:

@@ -40,6 +40,7 @@ def so_far(**more: Any) -> LevelSoFar:
         "best": figures(128, 2370.0, 20.0),
         "doubt": Doubt(0.05, 0.03),
         "prompts": 40,
+        "rates": (839.0, 859.0, 849.0, 845.0, 853.0),
     }
     return LevelSoFar(**{**table, **more})
 
@@ -47,7 +48,9 @@ def so_far(**more: Any) -> LevelSoFar:
 EVERYTHING: Facts = {
     **server_facts(alive=False, exit_code=-9, diagnosis=Diagnosis("killed", "it was killed")),
     **start_facts(StartSoFar(Stage.WEIGHTS, 10.0, 1800.0, 3.0, 600.0)),
-    **level_facts(so_far(over=True)),
+    **level_facts(
+        so_far(over=True, running_cap=48, graph_max_batch=48, preempted=0, depth=3, pays_up_to=8, loses_from=32)
+    ),
     **level_facts(so_far(speculation=PRIOR, over=True)),
 }
 
@@ -73,7 +76,8 @@ def test_figures_become_facts_in_their_units() -> None:
     assert (facts["spec.accept_len_low"], facts["spec.accept_len"], facts["spec.accept_len_high"]) == (1.8, 1.9, 2.0)
     assert (facts["spec.needed_low"], facts["spec.needed_high"]) == (2.4, 2.6)
     assert (facts["spec.speedup_low"], facts["spec.speedup"], facts["spec.speedup_high"]) == (0.7, 0.76, 0.82)
-    assert facts["level.rate_error"] == pytest.approx(10 / 849)
+    assert facts["level.rate_error"] == pytest.approx(0.0235, abs=0.0005)
+    assert facts["level.launch_noise"] == 0.03
     assert (facts["spec.needed"], facts["spec.ceiling"], facts["spec.verify_steps"]) == (2.5, 4.0, 300.0)
 
 
@@ -94,8 +98,13 @@ def test_figures_become_facts_in_their_units() -> None:
         ({"accept_ratio": None}, {"spec.accept_ratio"}),
         (
             {"figures": figures(128, 849.0, math.inf)},
-            {"level.output_tok_s_high", "level.rate_error", "best.ratio_high", "best.ratio_low"},
+            {"level.output_tok_s_high", "best.ratio_high", "best.ratio_low"},
         ),
+        ({"rates": (849.0, 850.0)}, {"level.rate_error"}),
+        ({}, {"level.running_cap", "level.graph_max_batch", "level.preempted", "spec.pays_up_to", "spec.loses_from"}),
+        ({"depth": None}, {"spec.best_depth", "spec.predicted_gain", "spec.predicted_ratio"}),
+        ({"depth": 3, "tree": True}, {"spec.best_depth", "spec.predicted_gain", "spec.predicted_ratio"}),
+        ({"depth": 3, "speculation": SpeculationAtLevel(accept_len=Interval(2, 2, 2))}, {"spec.best_depth"}),
         ({"over": False}, {"level.client_limited"}),
     ],
 )

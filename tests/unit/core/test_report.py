@@ -264,15 +264,15 @@ SPEC_ENTRY = """\
 
 | level | running     | accept length | needed        | best possible | output tok/s | sglang-base |
 |-------|-------------|---------------|---------------|---------------|--------------|-------------|
-| 1     | 1           | 1.65 ± 0.07   | 1.67 ± 0.16   | 4.00          | 62.9 ± 4.0   | 63.6        |
-| 128   | 48 (capped) | 1.65 ± 0.07   | 3.12 ± 0.41 * | 4.00          | 849.0 ± 4.0  | 2,370       |
+| 1     | 1           | 1.65 ± 0.08   | 1.67 ± 0.16   | 4.00          | 62.9 ± 4.0   | 63.6        |
+| 128   | 48 (capped) | 1.65 ± 0.08   | 3.12 ± 0.42 * | 4.00          | 849.0 ± 4.0  | 2,370       |
 
 \\* against a plain step of 29.9 ms at 48 running, interpolated from the best-known's levels 1 and 128
 
 - Hypothesis: A ready-made drafter raises single-stream speed
 - Rule: speculation.toml / below-break-even (sha256 3f2a3f2a…): spec.accept_len_high < spec.needed * 0.97 && spec.verify_steps >= 200 in 3 looks in a row; spec.accept_len_high = 1.69, spec.needed = 3.119, spec.verify_steps = 9600
-- Speculation: concurrency 1: accept length 1.65 (1.58 to 1.72) measured, 1.67 (1.51 to 1.82) needed, 4.00 the best possible: undecided, 0.99 (0.91 to 1.07) of the rate of a plain server that runs as many requests
-- Speculation: concurrency 128: accept length 1.65 (1.58 to 1.72) measured, 3.12 (2.71 to 3.53) needed, 4.00 the best possible: below break-even, 0.53 (0.46 to 0.59) of the rate of a plain server that runs as many requests
+- Speculation: concurrency 1: accept length 1.65 (1.57 to 1.73) measured, 1.67 (1.51 to 1.83) needed, 4.00 the best possible: undecided, 0.99 (0.91 to 1.07) of the rate of a plain server that runs as many requests
+- Speculation: concurrency 128: accept length 1.65 (1.57 to 1.73) measured, 3.12 (2.70 to 3.54) needed, 4.00 the best possible: below break-even, 0.53 (0.46 to 0.59) of the rate of a plain server that runs as many requests
 - Causes: of the 1,521 tok/s lost at concurrency 128, 50 % is the server's cap of 48 running requests (a plain server held there would give about 1,606 tok/s), 50 % is speculation at an accept length of 1.65
 - Advice: fewer draft steps make a step cheaper
 - Objective: output tok/s at the busiest level

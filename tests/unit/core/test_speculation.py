@@ -400,7 +400,7 @@ def test_printed_accept_lengths_are_averaged_with_an_interval_and_their_steps_es
     found, drafts = accept_length(lines)
     assert found is not None
     assert found.mean == pytest.approx(2.0)
-    assert (found.low, found.high) == (pytest.approx(2.0 - 0.212, abs=0.001), pytest.approx(2.0 + 0.212, abs=0.001))
+    assert (found.low, found.high) == (pytest.approx(2.0 - 0.230, abs=0.001), pytest.approx(2.0 + 0.230, abs=0.001))
     assert drafts == 6 * 40 * 2
 
 

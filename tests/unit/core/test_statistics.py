@@ -167,11 +167,11 @@ def test_half_widths_are_shares_of_the_mean() -> None:
 
 
 def test_the_bounds_are_those_of_the_published_formula() -> None:
-    """Five values, mean 10, variance 2.5; BF = (1+5g)^-1/2 ((1+t2/4) / (1+t2/(4(1+5g))))^(5/2) = 1/alpha, with g = 10."""
+    """Five values, mean 10, variance 2.5; BF = (1+5g)^-1/2 ((1+t2/4) / (1+t2/(4(1+5g))))^(5/2) = 1/alpha, with g = 30."""
     found = confidence_sequence([8.0, 10.0, 12.0, 9.0, 11.0], 0.05)
     assert found.mean == 10.0
     t2 = ((found.high - 10.0) / math.sqrt(2.5 / 5)) ** 2
-    bayes = (1 + 50) ** -0.5 * ((1 + t2 / 4) / (1 + t2 / (4 * 51))) ** 2.5
+    bayes = 151**-0.5 * ((1 + t2 / 4) / (1 + t2 / (4 * 151))) ** 2.5
     assert bayes == pytest.approx(20.0)
     assert found.high - found.mean == pytest.approx(found.mean - found.low)
 

@@ -422,7 +422,7 @@ def test_a_schema_of_another_version_is_refused(tmp_path: Path) -> None:
     store = Store(path)
     store.db.run("UPDATE meta SET value = '99' WHERE key = 'schema'")
     store.close()
-    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 3"):
+    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 4"):
         Store(path)
 
 
@@ -436,6 +436,7 @@ def old_database(path: Path) -> None:
     for column in ("basis", "confirms", "parent", "answers"):
         store.db.run(f"ALTER TABLE trials DROP COLUMN {column}")
     store.db.run("DROP TABLE policies")
+    store.db.run("DROP TABLE proposals")
     store.db.run("UPDATE meta SET value = '1' WHERE key = 'schema'")
     store.close()
 
@@ -456,7 +457,7 @@ def test_a_migrated_database_has_the_columns_of_a_new_one(tmp_path: Path) -> Non
     columns = []
     for name in ("old.db", "new.db"):
         store = Store(tmp_path / name)
-        tables = ("launches", "trials", "policies")
+        tables = ("launches", "trials", "policies", "proposals")
         columns.append([tuple(row)[1:] for table in tables for row in store.db.all(f"PRAGMA table_info({table})")])
         store.close()
     assert columns[0] == columns[1]

@@ -68,6 +68,7 @@ def test_a_recorded_speculating_sglang_tells_its_real_cap_and_depth() -> None:
         "draft_tokens": 4,
         "dp": 1,
         "version": "0.5.12",
+        "memory_share": 0.7,
     }
 
 

@@ -293,6 +293,7 @@ def test_the_recorded_limits_are_the_effective_ones() -> None:
             spec_steps=3,
             draft_tokens=4,
             dp=1,
+            memory_share=0.7,
             source="arguments",
         )
         in found
