@@ -3,21 +3,25 @@
 The level ends by its own time, by a rule, or because the server died; what was measured until then stays valid.
 """
 
+import asyncio
 import dataclasses
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotuner import outcome
+from autotuner import log, outcome
 from autotuner.act import server_ended
-from autotuner.bench.measurement import Figures, LevelSamples, Progress, figures
+from autotuner.bench.goodput import figures_under
+from autotuner.bench.measurement import Figures, LevelSamples, Progress
 from autotuner.context import Live, SlotContext
 from autotuner.core import decide
+from autotuner.core.answers import ANSWER_TOKENS, PROMPTS
 from autotuner.core.candidate import Candidate
 from autotuner.core.facts import level_facts, server_facts
 from autotuner.core.gather import Gather, LevelPlan, baseline_steps
-from autotuner.core.objective import weights_of
+from autotuner.core.objective import Constraints, Standing, weights_of
 from autotuner.core.policy import ENDS_LEVEL, Facts, Fired, Watch, When, holding
-from autotuner.core.verdict import LevelReading, LevelResult
+from autotuner.core.verdict import LevelReading, LevelResult, disagreement
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.load import Load
@@ -30,13 +34,21 @@ from autotuner.errors import HostError
 
 IDLE_WAIT_S = 15.0  # requests of an earlier level that the server has not given up yet
 EXTEND_MAX = 3.0  # a level may last this many times its time where a rule asks for more evidence
+ANSWERS_TIMEOUT_S = 60.0  # for all of the fixed prompts together
 FEW_ANSWERS_MAX = 2.0  # and this many times where fewer requests were answered than run at once
 
 
 async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
-    """Measure one level and commit its result; or, if the server died, what its trial ends by."""
+    """Measure one level and commit its result; or, if the server died, what its trial ends by.
+
+    Before a trial's first level the server answers the fixed prompts; one whose answers are wrong is not measured.
+    """
     level = _Level(ctx, action)
     async with ctx.probe(level.candidate) as probe:
+        if not ctx.store.results(action.trial_id):
+            await _ask_answers(ctx, action.trial_id, probe)
+            if disagreement(outcome.trial_so_far(ctx, ctx.store.trial(action.trial_id))):
+                return
         await level.wait_until_idle(probe)
         samples = await level.drive(probe)
         died = await level.death()
@@ -51,6 +63,28 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
         ctx.store.keep_policies(ctx.policies)
         ctx.store.put_result(action.trial_id, result, level.evidence(samples))
     ctx.live = Live(stage="measured", level=action.level, output_tok_s=result.figures.output_tok_s)
+
+
+async def _ask_answers(ctx: SlotContext, trial_id: int, probe: Probe) -> None:
+    """Have the server answer the fixed prompts, one after another, and keep what it says; all of it or nothing."""
+    ctx.live = Live(stage="asking the fixed prompts", since_s=clock.monotonic_s())
+    texts: list[str] = []
+    failed = ""
+    try:
+        async with asyncio.timeout(ANSWERS_TIMEOUT_S):
+            model = await probe.model()
+            for prompt in PROMPTS:
+                said = await probe.complete(prompt, ANSWER_TOKENS, model)
+                if not said.ok:
+                    failed = said.error
+                    break
+                texts.append(said.text)
+    except TimeoutError:
+        failed = f"not all were answered within {ANSWERS_TIMEOUT_S:g} s"
+    if failed:
+        log.get().warning("the fixed prompts were not answered", slot=ctx.name, trial=trial_id, error=failed)
+        return
+    ctx.store.update_trial(trial_id, answers=json.dumps(texts))
 
 
 @dataclass
@@ -75,6 +109,7 @@ class _Level:
         self.log = ctx.log(action.launch_id, self.engine)
         self.watch = Watch(ctx.policies)
         self.resolved = ctx.store.launch(action.launch_id).configuration
+        self.objective = outcome.objective_of(ctx, self.benchmark)
         self.gather = Gather(self._plan())
         self.looks: list[_Look] = []
         self.fired: Fired | None = None
@@ -85,20 +120,28 @@ class _Level:
         self._steady_from: int | None = None
 
     def _plan(self) -> LevelPlan:
-        objective = outcome.objective_of(self.ctx, self.benchmark)
+        objective = self.objective
         baseline = outcome.baseline_of(self.ctx, self.trial)
         best = baseline.get(self.action.level)
         effective = self.resolved.effective if self.resolved else None
+        noise = outcome.noise_of(self.ctx, self.trial.benchmark_hash)
+        done = {r.concurrency: r.figures for r in self.ctx.store.results(self.trial.id)}
+        best_figures = {level: r.figures for level, r in baseline.items()}
+        # The best-known itself is what others are held against: slow answers do not end its measurement.
+        binding = Constraints(failed_requests_max=objective.constraints.failed_requests_max)
         return LevelPlan(
             concurrency=self.action.level,
-            decides=weights_of(objective, self.benchmark.levels).get(self.action.level, 0.0) > 0,
+            decides=objective.limits is None
+            and weights_of(objective, self.benchmark.levels).get(self.action.level, 0.0) > 0,
             cap=(effective.running_cap if effective else None) or self.log.running_cap,
             speculation=self.engine.speculation(self.candidate),
             baseline_steps_s=baseline_steps(baseline),
             best=best.figures if best else None,
-            launch_noise=outcome.noise_of(self.ctx, self.trial.benchmark_hash),
+            launch_noise=noise,
             graph_max_batch=effective.graph_max_batch if effective else None,
             engine_version=effective.version if effective else None,
+            standing=Standing(objective, self.benchmark.levels, done, best_figures, noise) if baseline else None,
+            constraints=binding if self.trial.is_baseline else objective.constraints,
         )
 
     async def wait_until_idle(self, probe: Probe) -> None:
@@ -145,7 +188,9 @@ class _Level:
         """Given the level's samples, return its result with the rule that ended it, if any."""
         if samples is None:
             raise HostError("the load ended without samples")
-        measured = figures(samples).model_copy(update={"stopped_early": self.fired is not None})
+        measured = figures_under(samples, self.objective.limits).model_copy(
+            update={"stopped_early": self.fired is not None}
+        )
         self.fired = self.fired or self._look("level", self._facts(measured))
         if self.fired is not None and self.fired.action == "void":
             measured = measured.model_copy(update={"void": self.fired.sentence})

@@ -5,16 +5,19 @@ Every function runs without an await, and writes an outcome and its entry in one
 
 from pydantic import TypeAdapter
 
+from autotuner.bench.goodput import with_goodput
+from autotuner.bench.measurement import GoodputLimits, LevelSamples
 from autotuner.bench.workload import Benchmark
 from autotuner.context import Live, SlotContext
 from autotuner.core import report
 from autotuner.core.candidate import derive, to_toml
 from autotuner.core.entry import Draft
-from autotuner.core.objective import Objective
+from autotuner.core.front import described, front_of
+from autotuner.core.objective import Objective, weights_of
 from autotuner.core.policy import Fired
 from autotuner.core.state import LaunchState, TrialState, Verdict
 from autotuner.core.statistics import launch_noise
-from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, judge
+from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, agreed, judge
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.rows import BASIS, LaunchRow, Trial, judgement_columns
@@ -78,7 +81,7 @@ def requeue(ctx: SlotContext, trial_id: int, why: str) -> None:
     trial = ctx.store.trial(trial_id)
     with ctx.store.transaction():
         ctx.store.drop_results(trial_id)
-        ctx.store.move_trial(trial_id, TrialState.QUEUED, ended=None, busy_s=took_s(trial))
+        ctx.store.move_trial(trial_id, TrialState.QUEUED, ended=None, answers="[]", busy_s=took_s(trial))
         ctx.store.put_first(trial_id)
         note(
             ctx,
@@ -179,15 +182,18 @@ def note(ctx: SlotContext, title: str, sentence: str, bullets: tuple[tuple[str, 
 def trial_so_far(ctx: SlotContext, trial: Trial) -> TrialSoFar:
     """Given a trial, return everything that its verdict is a function of."""
     benchmark = benchmark_of(trial)
+    objective = objective_of(ctx, benchmark)
     return TrialSoFar(
-        objective=objective_of(ctx, benchmark),
+        objective=objective,
         levels=benchmark.levels,
-        results=ctx.store.results(trial.id),
+        results=_under(ctx, trial.id, objective, ctx.store.results(trial.id)),
         baseline=baseline_of(ctx, trial),
         ended=trial.ended,
         has_best=bool(ctx.store.ladder(ctx.name)),
         is_baseline=trial.is_baseline,
         launch_noise=noise_of(ctx, trial.benchmark_hash),
+        answers=trial.answers,
+        best_answers=best_answers_of(ctx, trial),
     )
 
 
@@ -210,7 +216,49 @@ def baseline_of(ctx: SlotContext, trial: Trial) -> dict[int, LevelResult]:
     if not ladder:
         return {}
     measured = [t for t in ctx.store.measured(ctx.name, ladder[0][0], trial.benchmark_hash) if t.id != trial.id]
-    return {r.concurrency: r for r in ctx.store.results(measured[0].id)} if measured else {}
+    if not measured:
+        return {}
+    objective = objective_of(ctx, benchmark_of(trial))
+    found = _under(ctx, measured[0].id, objective, ctx.store.results(measured[0].id))
+    return {r.concurrency: r for r in found}
+
+
+def _under(
+    ctx: SlotContext, trial_id: int, objective: Objective, results: tuple[LevelResult, ...]
+) -> tuple[LevelResult, ...]:
+    """Results with the goodput that the objective asks for: one measured before it did gets it from its samples."""
+    if objective.limits is None:
+        return results
+    decides = weights_of(objective, tuple(r.concurrency for r in results)) if results else {}
+    return tuple(
+        _with_goodput(ctx, trial_id, r, objective.limits)
+        if decides[r.concurrency] > 0 and r.figures.goodput_limits != objective.limits
+        else r
+        for r in results
+    )
+
+
+def _with_goodput(ctx: SlotContext, trial_id: int, result: LevelResult, limits: GoodputLimits) -> LevelResult:
+    samples = ctx.store.evidence(trial_id, result.concurrency).get("samples")
+    if samples is None:
+        return result
+    figures = with_goodput(result.figures, LevelSamples.model_validate(samples), limits)
+    return result.model_copy(update={"figures": figures})
+
+
+def best_answers_of(ctx: SlotContext, trial: Trial) -> tuple[str, ...]:
+    """Given a trial, return the best-known's latest answers to the fixed prompts; empty if there are none to compare with.
+
+    None for the best-known itself, and none where the two name different models: those differ in what they say.
+    """
+    ladder = ctx.store.ladder(ctx.name)
+    if not ladder or ladder[0][0] == trial.candidate_id:
+        return ()
+    models = {ctx.store.candidate(candidate).launch.model for candidate in (ladder[0][0], trial.candidate_id)} - {None}
+    if len(models) > 1:
+        return ()
+    asked = (t.answers for t in reversed(ctx.store.trials(ctx.name)) if t.candidate_id == ladder[0][0])
+    return next((answers for answers in asked if answers), ())
 
 
 def noise_of(ctx: SlotContext, benchmark_hash: str) -> float:
@@ -246,6 +294,8 @@ def _trial_draft(
     launches = ctx.store.launches(ctx.name, trial.id)
     last = launches[-1] if launches else None
     ladder = ctx.store.ladder(ctx.name)
+    measured = ctx.store.bases(ctx.name, trial.benchmark_hash)
+    found = front_of((*measured, (trial.candidate_id, trial.name, so_far)))
     natural = last is not None and last.diagnosis is not None and last.diagnosis.cause != "own-stop"
     return report.trial_entry(
         report.TrialReport(
@@ -267,6 +317,8 @@ def _trial_draft(
             diagnosis=last.diagnosis if last and natural else None,
             next_step=_next_step(ctx, judgement, ladder, proposed),
             differences=last.configuration.differences if last and last.configuration else (),
+            answers=agreed(so_far),
+            front=tuple(described(found)) if len(found) > 1 else (),
         )
     )
 

@@ -6,6 +6,7 @@ A fact that is not known is left out, never filled with a zero: a rule on it the
 from dataclasses import dataclass
 
 from autotuner.bench.measurement import Figures
+from autotuner.core.objective import Constraints
 from autotuner.core.policy import Facts
 from autotuner.core.speculation import SpeculationAtLevel
 from autotuner.core.statistics import Interval, ratio_interval
@@ -25,7 +26,10 @@ class StartSoFar:
 
 @dataclass(frozen=True)
 class LevelSoFar:
-    """A level in progress or at its end (`over`). `best` is the best-known's figures at this level, if it was measured."""
+    """A level in progress or at its end (`over`). `best` is the best-known's figures at this level, if it was measured.
+
+    `score_high` bounds the whole score (objective.score_bound); `constraints` are those that the trial is held to.
+    """
 
     figures: Figures
     load_s: float
@@ -37,6 +41,8 @@ class LevelSoFar:
     best: Figures | None
     launch_noise: float
     over: bool = False
+    score_high: float | None = None
+    constraints: Constraints | None = None
 
 
 def server_facts(alive: bool, exit_code: int | None, diagnosis: Diagnosis | None) -> Facts:
@@ -62,7 +68,7 @@ def start_facts(start: StartSoFar) -> Facts:
 
 
 def level_facts(level: LevelSoFar) -> Facts:
-    """Given a level so far, return the `level.*`, `best.*` and `spec.*` facts."""
+    """Given a level so far, return the `level.*`, `best.*`, `objective.*` and `spec.*` facts."""
     f = level.figures
     facts: Facts = {
         "level.concurrency": float(f.concurrency),
@@ -82,7 +88,9 @@ def level_facts(level: LevelSoFar) -> Facts:
         facts["level.output_tok_s_high"] = f.output_tok_s_high
     if level.over:
         facts["level.client_limited"] = f.client_limited
-    return {**facts, **_best_facts(level), **_speculation_facts(level)}
+        late = {"level.ttft_p99_ms": f.ttft_ms, "level.tpot_p99_ms": f.tpot_ms}
+        facts |= {name: table["p99"] for name, table in late.items() if "p99" in table and not f.void}
+    return {**facts, **_best_facts(level), **_objective_facts(level), **_speculation_facts(level)}
 
 
 def _best_facts(level: LevelSoFar) -> Facts:
@@ -95,6 +103,19 @@ def _best_facts(level: LevelSoFar) -> Facts:
         facts["best.ratio"] = ratio.mean
         facts["best.ratio_high"] = ratio.high
     return facts
+
+
+def _objective_facts(level: LevelSoFar) -> Facts:
+    c = level.constraints
+    known: dict[str, float | None] = {"objective.score_high": level.score_high}
+    if c is not None:
+        known |= {
+            "objective.failed_requests_max": c.failed_requests_max,
+            "objective.ttft_p99_ms_max": c.ttft_p99_ms_max,
+            "objective.tpot_p99_ms_max": c.tpot_p99_ms_max,
+            "objective.single_stream_ratio_min": c.single_stream_ratio_min,
+        }
+    return {name: float(value) for name, value in known.items() if value is not None}
 
 
 def _speculation_facts(level: LevelSoFar) -> Facts:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from autotuner.bench.measurement import Figures, Progress, interim_figures
 from autotuner.core.contradiction import contradictions
 from autotuner.core.facts import LevelSoFar
+from autotuner.core.objective import Constraints, Standing, score_bound
 from autotuner.core.ranks import RankJoiner
 from autotuner.core.speculation import assess, decode_rate, steady_windows
 from autotuner.core.verdict import LevelResult
@@ -29,6 +30,8 @@ class LevelPlan:
     launch_noise: float
     graph_max_batch: int | None = None
     engine_version: str | None = None
+    standing: Standing | None = None
+    constraints: Constraints | None = None
 
 
 @dataclass
@@ -156,6 +159,8 @@ class Gather:
             best=plan.best,
             launch_noise=plan.launch_noise,
             over=figures is not None,
+            score_high=score_bound(plan.standing, shown) if plan.standing else None,
+            constraints=plan.constraints,
         )
 
     def result(self, figures: Figures) -> LevelResult:

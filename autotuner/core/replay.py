@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotuner.bench.measurement import Figures, LevelSamples, figures
+from autotuner.bench.goodput import figures_under
+from autotuner.bench.measurement import Figures, LevelSamples
 from autotuner.core.policy import Policy, Watch
 from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, judge
 
@@ -64,7 +65,8 @@ def _looks(kept: Mapping[str, Any], policies: Mapping[str, Policy]) -> tuple[lis
 
 
 def _figures(samples: Any, result: LevelResult) -> list[str]:
-    again = figures(LevelSamples.model_validate(samples)).model_dump(exclude=_DECIDED)
+    measured = figures_under(LevelSamples.model_validate(samples), result.figures.goodput_limits)
+    again = measured.model_dump(exclude=_DECIDED)
     then = result.figures.model_dump(exclude=_DECIDED)
     return [
         f"{name} was {then[name]}, from its samples it is {value}"

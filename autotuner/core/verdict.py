@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel, ConfigDict
 
 from autotuner.bench.measurement import Figures
-from autotuner.core.objective import Objective, level_order, score, unusable, violations, weights_of
+from autotuner.core.answers import Agreement, agreement
+from autotuner.core.objective import Objective, level_order, score, too_late, unusable, violations, weights_of
 from autotuner.core.policy import Fired
+from autotuner.core.redact import one_line
 from autotuner.core.speculation import SpeculationAtLevel
 from autotuner.core.state import Verdict
-from autotuner.core.statistics import Interval
+from autotuner.core.statistics import Z95, Interval
 
 
 class LevelReading(BaseModel):
@@ -70,6 +72,7 @@ class TrialSoFar:
     """Everything a verdict is a function of. `baseline` is empty where no best-known was measured.
 
     `has_best` says that there is a best-known all the same: then a candidate without a baseline is compared with nothing.
+    `answers` are the server's to the fixed prompts, `best_answers` the best-known's; either is empty where it is not known.
     """
 
     objective: Objective
@@ -80,11 +83,13 @@ class TrialSoFar:
     is_baseline: bool = False
     launch_noise: float = 0.0
     has_best: bool = False
+    answers: tuple[str, ...] = ()
+    best_answers: tuple[str, ...] = ()
 
 
 def next_level(trial: TrialSoFar) -> int | None:
     """Given a trial so far, return the level to measure next; None if all are done or the rest cannot matter."""
-    if trial.ended is not None or lost(trial):
+    if trial.ended is not None or lost(trial) or disagreement(trial):
         return None
     done = {result.concurrency for result in trial.results}
     return next((level for level in level_order(trial.objective, trial.levels) if level not in done), None)
@@ -113,7 +118,9 @@ def judge(trial: TrialSoFar) -> Judgement:
         return Judgement(rule.verdict, promote=False, reasons=(rule.sentence,), rule=rule)
     figures = {r.concurrency: r.figures for r in trial.results}
     baseline = {level: r.figures for level, r in trial.baseline.items()}
-    broken = violations(trial.objective, figures, baseline)
+    broken = (*disagreement(trial), *violations(trial.objective, figures, baseline))
+    if trial.is_baseline:  # a best-known that is too slow to answer is what the others are to be better than
+        broken = tuple(reason for reason in broken if reason not in _late(trial.objective, figures))
     if broken:
         return Judgement(Verdict.FAIL, promote=False, reasons=broken)
     voids = [
@@ -122,7 +129,8 @@ def judge(trial: TrialSoFar) -> Judgement:
     if voids:
         return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=tuple(voids))
     if trial.is_baseline:
-        return Judgement(Verdict.PASS, promote=False, reasons=("the best-known itself, measured under this benchmark",))
+        reasons = ("the best-known itself, measured under this benchmark", *_late(trial.objective, figures))
+        return Judgement(Verdict.PASS, promote=False, reasons=reasons)
     if baseline:
         return _compare(trial, figures, baseline)
     if trial.has_best:
@@ -137,11 +145,13 @@ def judge(trial: TrialSoFar) -> Judgement:
 def _compare(trial: TrialSoFar, figures: dict[int, Figures], baseline: dict[int, Figures]) -> Judgement:
     result = score(trial.objective, figures, baseline, trial.launch_noise, trial.levels)
     if result is None:
-        return Judgement(
-            Verdict.INCONCLUSIVE,
-            promote=False,
-            reasons=("a level that the objective weighs was not measured on both sides",),
-        )
+        reason = "a level that the objective weighs was not measured on both sides"
+        if trial.objective.limits is not None:
+            reason += ", or too few of its requests met the limits of the goodput"
+        return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=(reason,))
+    if late := _late(trial.objective, baseline, Z95 * trial.launch_noise):
+        reason = f"it keeps the limits on latency, which the best-known does not: {late[0]}"
+        return Judgement(Verdict.PASS, promote=True, reasons=(reason,), score=result)
     asked = 1 + trial.objective.min_gain_ratio
     shown = f"{result.mean:.3f} of the best-known's (95 % interval {result.low:.3f} to {result.high:.3f})"
     noise = f"with {100 * trial.launch_noise:.1f} % noise between launches"
@@ -153,6 +163,28 @@ def _compare(trial: TrialSoFar, figures: dict[int, Figures], baseline: dict[int,
         return Judgement(Verdict.FAIL, promote=False, reasons=(reason,), score=result)
     reason = f"the objective is {shown}; {noise} that is no difference to act on"
     return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=(reason,), score=result)
+
+
+def agreed(trial: TrialSoFar) -> Agreement | None:
+    """Given a trial so far, return how far its answers agree with the best-known's; None where one side has none."""
+    return agreement(trial.answers, trial.best_answers)
+
+
+def disagreement(trial: TrialSoFar) -> tuple[str, ...]:
+    """Given a trial so far, return the sentence that fails it if its answers agree less than is asked; else nothing."""
+    found, least = agreed(trial), trial.objective.constraints.answers_agree_min
+    if trial.is_baseline or found is None or found.mean >= least:
+        return ()
+    mine, best = one_line(found.worst_mine, 40), one_line(found.worst_best, 40)
+    sentence = (
+        f"its answers agree with the best-known's to {found.mean:.2f} over {found.prompts} prompts, at least {least:g} is"
+        f" asked: to {one_line(found.worst, 60)!r} it answers {mine!r}, the best-known {best!r}"
+    )
+    return (sentence,)
+
+
+def _late(objective: Objective, figures: dict[int, Figures], margin: float = 0.0) -> tuple[str, ...]:
+    return tuple(reason for _, f in sorted(figures.items()) for reason in too_late(objective, f, margin))
 
 
 def _decides(trial: TrialSoFar, level: int) -> bool:

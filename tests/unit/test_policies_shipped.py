@@ -41,6 +41,8 @@ SPEC: Facts = {
     "level.requests_failed": 0.0,
     "level.failed_ratio": 0.0,
     "server.alive": True,
+    "level.client_limited": False,
+    "objective.failed_requests_max": 0.0,
 }
 START: Facts = {
     "server.alive": True,
@@ -75,6 +77,22 @@ CASES: dict[str, tuple[Facts, list[dict[str, Any]]]] = {
             {"level.failed_ratio": 0.05},
             {"level.requests_ok": 7.0, "level.requests_failed": 2.0},
         ],
+    ),
+    "too-many-requests-failed": (
+        {**SPEC, "level.requests_failed": 3.0, "objective.failed_requests_max": 2.0},
+        [{"level.requests_failed": 2.0}],
+    ),
+    "ttft-above-limit": (
+        {**SPEC, "level.ttft_p99_ms": 500.5, "objective.ttft_p99_ms_max": 500.0},
+        [{"level.ttft_p99_ms": 500.0}, {"level.client_limited": True}],
+    ),
+    "tpot-above-limit": (
+        {**SPEC, "level.tpot_p99_ms": 50.5, "objective.tpot_p99_ms_max": 50.0},
+        [{"level.tpot_p99_ms": 50.0}, {"level.client_limited": True}],
+    ),
+    "single-stream-too-slow": (
+        {**SPEC, "level.concurrency": 1.0, "best.ratio": 0.89, "objective.single_stream_ratio_min": 0.9},
+        [{"best.ratio": 0.9}, {"level.concurrency": 8.0}, {"level.client_limited": True}],
     ),
     "drafter-broken": (
         {**SPEC, **BROKEN},
