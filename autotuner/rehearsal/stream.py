@@ -91,7 +91,9 @@ class Stream:
 
 def _words_of(body: dict[str, Any]) -> tuple[str, ...]:
     """The same words for every prompt, begun at one that the prompt decides: greedy answers of one model."""
-    asked = json.dumps([body.get("prompt"), body.get("messages")])
+    messages = body.get("messages")
+    said = [m.get("content") for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+    asked = "\n".join(map(str, said)) or str(body.get("prompt", ""))
     first = zlib.crc32(asked.encode()) % len(WORDS)
     return WORDS[first:] + WORDS[:first]
 
