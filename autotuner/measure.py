@@ -3,7 +3,6 @@
 The level ends by its own time, by a rule, or because the server died; what was measured until then stays valid.
 """
 
-import asyncio
 import dataclasses
 import json
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from autotuner.core.verdict import LevelReading, LevelResult, disagreement
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.load import Load
-from autotuner.edge.probes import Probe
+from autotuner.edge.probes import GENERATE_TIMEOUT_S, Probe
 from autotuner.edge.rows import Trial
 from autotuner.engines import situation
 from autotuner.engines.base import Diagnosis, ServerExit
@@ -34,7 +33,7 @@ from autotuner.errors import HostError
 
 IDLE_WAIT_S = 15.0  # requests of an earlier level that the server has not given up yet
 EXTEND_MAX = 3.0  # a level may last this many times its time where a rule asks for more evidence
-ANSWERS_TIMEOUT_S = 60.0  # for all of the fixed prompts together
+ANSWERS_TIMEOUT_S = 60.0  # no fixed prompt is begun later than this
 FEW_ANSWERS_MAX = 2.0  # and this many times where fewer requests were answered than run at once
 
 
@@ -45,11 +44,13 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
     """
     level = _Level(ctx, action)
     async with ctx.probe(level.candidate) as probe:
+        given_up_s = 0.0
         if not ctx.store.results(action.trial_id):
-            await _ask_answers(ctx, action.trial_id, probe)
+            answered = await _ask_answers(ctx, action.trial_id, probe)
+            given_up_s = 0.0 if answered else GENERATE_TIMEOUT_S
             if disagreement(outcome.trial_so_far(ctx, ctx.store.trial(action.trial_id))):
                 return
-        await level.wait_until_idle(probe)
+        await level.wait_until_idle(probe, IDLE_WAIT_S + given_up_s)
         samples = await level.drive(probe)
         died = await level.death()
     if died is not None:
@@ -65,26 +66,31 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
     ctx.live = Live(stage="measured", level=action.level, output_tok_s=result.figures.output_tok_s)
 
 
-async def _ask_answers(ctx: SlotContext, trial_id: int, probe: Probe) -> None:
-    """Have the server answer the fixed prompts, one after another, and keep what it says; all of it or nothing."""
+async def _ask_answers(ctx: SlotContext, trial_id: int, probe: Probe) -> bool:
+    """Have the server answer the fixed prompts, one after another, and keep what it says; tell whether it answered all.
+
+    No prompt is begun once their time is over, but the one in hand is waited for: a server may work on at a request that
+    was given up, and would then not be idle when the level begins.
+    """
     ctx.live = Live(stage="asking the fixed prompts", since_s=clock.monotonic_s())
+    deadline = clock.monotonic_s() + ANSWERS_TIMEOUT_S
     texts: list[str] = []
     failed = ""
-    try:
-        async with asyncio.timeout(ANSWERS_TIMEOUT_S):
-            model = await probe.model()
-            for prompt in PROMPTS:
-                said = await probe.complete(prompt, ANSWER_TOKENS, model)
-                if not said.ok:
-                    failed = said.error
-                    break
-                texts.append(said.text)
-    except TimeoutError:
-        failed = f"not all were answered within {ANSWERS_TIMEOUT_S:g} s"
+    model = await probe.model()
+    for prompt in PROMPTS:
+        if clock.monotonic_s() > deadline:
+            failed = f"{ANSWERS_TIMEOUT_S:g} s were not enough for all"
+            break
+        said = await probe.complete(prompt, ANSWER_TOKENS, model)
+        if not said.ok:
+            failed = said.error
+            break
+        texts.append(said.text)
     if failed:
-        log.get().warning("the fixed prompts were not answered", slot=ctx.name, trial=trial_id, error=failed)
-        return
+        kept = f"{len(texts)} of {len(PROMPTS)} fixed prompts were answered"
+        log.get().warning(kept, slot=ctx.name, trial=trial_id, error=failed)
     ctx.store.update_trial(trial_id, answers=json.dumps(texts))
+    return not failed
 
 
 @dataclass
@@ -144,10 +150,10 @@ class _Level:
             constraints=binding if self.trial.is_baseline else objective.constraints,
         )
 
-    async def wait_until_idle(self, probe: Probe) -> None:
+    async def wait_until_idle(self, probe: Probe, wait_s: float) -> None:
         """Nothing may run before the load begins; a server that stays busy is not ours alone, and the level says so."""
         await probe.flush_cache()
-        deadline = clock.monotonic_s() + IDLE_WAIT_S
+        deadline = clock.monotonic_s() + wait_s
         while clock.monotonic_s() < deadline:
             text = await probe.scrape()
             counters = self.engine.read_metrics(text) if text else None
