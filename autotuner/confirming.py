@@ -3,9 +3,12 @@
 Reads rows and writes rows, without an await; what counts and what is owed is decided in `core/confirm.py`.
 """
 
+from autotuner.bench.goodput import with_goodput
+from autotuner.bench.measurement import GoodputLimits, LevelSamples
 from autotuner.bench.workload import Benchmark
 from autotuner.context import SlotContext
 from autotuner.core.confirm import Owed, Record, Run, complete, first_leg, on_record, owed, pool
+from autotuner.core.objective import weights_of
 from autotuner.core.state import TrialState
 from autotuner.core.verdict import LevelResult, Win
 from autotuner.edge import clock
@@ -19,7 +22,7 @@ def record_of(ctx: SlotContext, trial: Trial, levels: tuple[int, ...]) -> Record
 
 def record_with(ctx: SlotContext, trial: Trial, levels: tuple[int, ...]) -> Record:
     """Given a measurement of the best-known, return the record with it."""
-    own = Run(trial.id, {r.concurrency: r.figures for r in ctx.store.results(trial.id)})
+    own = Run(trial.id, {r.concurrency: r.figures for r in results_of(ctx, trial)})
     return on_record((*_runs(ctx, trial), own), levels)
 
 
@@ -35,7 +38,7 @@ def baseline_of(ctx: SlotContext, trial: Trial, record: Record) -> dict[int, Lev
     counted = {run.trial for run in record.runs}
     found: dict[int, LevelResult] = {}
     for other in sorted((t for t in measured if t.id != trial.id), key=lambda t: (t.id not in counted, -t.id)):
-        for result in ctx.store.results(other.id):
+        for result in results_of(ctx, other):
             found.setdefault(result.concurrency, result)
     means = pool(tuple(run.figures for run in record.runs))
     return {
@@ -137,7 +140,33 @@ def _runs(ctx: SlotContext, trial: Trial) -> tuple[Run, ...]:
     return tuple(_run(ctx, t) for t in reversed(counts) if t.id != trial.id)
 
 
+def results_of(ctx: SlotContext, trial: Trial) -> tuple[LevelResult, ...]:
+    """Given a trial, return its levels with the goodput that the objective asks for.
+
+    One that was measured before the objective asked for it gets it from its samples.
+    """
+    objective = ctx.objective(Benchmark.model_validate_json(trial.benchmark_body))
+    results = ctx.store.results(trial.id)
+    if objective.limits is None or not results:
+        return results
+    decides = weights_of(objective, tuple(r.concurrency for r in results))
+    return tuple(
+        _with_goodput(ctx, trial.id, r, objective.limits)
+        if decides[r.concurrency] > 0 and r.figures.goodput_limits != objective.limits
+        else r
+        for r in results
+    )
+
+
+def _with_goodput(ctx: SlotContext, trial_id: int, result: LevelResult, limits: GoodputLimits) -> LevelResult:
+    samples = ctx.store.evidence(trial_id, result.concurrency).get("samples")
+    if samples is None:
+        return result
+    figures = with_goodput(result.figures, LevelSamples.model_validate(samples), limits)
+    return result.model_copy(update={"figures": figures})
+
+
 def _run(ctx: SlotContext, trial: Trial) -> Run:
     same_boot = trial.begun_mono_s is not None and trial.begun_boot == clock.boot_id()
     age_s = clock.monotonic_s() - trial.begun_mono_s if same_boot and trial.begun_mono_s is not None else None
-    return Run(trial.id, {r.concurrency: r.figures for r in ctx.store.results(trial.id)}, age_s)
+    return Run(trial.id, {r.concurrency: r.figures for r in results_of(ctx, trial)}, age_s)

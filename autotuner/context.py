@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from autotuner.bench.workload import Benchmark
 from autotuner.core.candidate import Candidate
 from autotuner.core.effective import merge, overlay
+from autotuner.core.objective import Objective
 from autotuner.core.policy import Policy
 from autotuner.core.redact import redact_argv
 from autotuner.core.shell import command_line
@@ -122,6 +124,13 @@ class SlotContext:
     def engine(self, candidate: Candidate) -> Engine:
         """The reader of a candidate's engine."""
         return engine_for(candidate.engine)
+
+    def objective(self, benchmark: Benchmark) -> Objective:
+        """The slot's objective under a benchmark; one for a level the benchmark lacks falls back to its busiest."""
+        objective = self.settings.objective_of(self.name)
+        if objective.level is not None and objective.level not in benchmark.levels:
+            return objective.model_copy(update={"level": max(benchmark.levels)})
+        return objective
 
     def log(self, launch_id: str, engine: Engine) -> LogReader:
         """The reader of a launch's log; one a launch, so that no line is read twice."""

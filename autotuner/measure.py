@@ -4,25 +4,28 @@ The level ends by its own time, by a rule, or because the server died; what was 
 """
 
 import dataclasses
+import json
 from typing import Any
 
-from autotuner import outcome
+from autotuner import log, outcome
 from autotuner.act import server_ended
-from autotuner.bench.measurement import Figures, LevelSamples, Progress, figures
+from autotuner.bench.goodput import figures_under
+from autotuner.bench.measurement import Figures, LevelSamples, Progress
 from autotuner.context import Live, SlotContext
 from autotuner.core import decide
+from autotuner.core.answers import ANSWER_TOKENS, PROMPTS
 from autotuner.core.candidate import Candidate
 from autotuner.core.facts import level_facts, server_facts
 from autotuner.core.followups import speculation_by_level
 from autotuner.core.gather import Gather, LevelPlan, baseline_steps
-from autotuner.core.objective import weights_of
+from autotuner.core.objective import Constraints, Standing, weights_of
 from autotuner.core.policy import Facts, Fired, holding
-from autotuner.core.verdict import LevelReading, LevelResult
+from autotuner.core.verdict import LevelReading, LevelResult, disagreement
 from autotuner.core.watching import LevelRules
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.load import Load
-from autotuner.edge.probes import Probe
+from autotuner.edge.probes import GENERATE_TIMEOUT_S, Probe
 from autotuner.edge.rows import Trial
 from autotuner.engines import situation
 from autotuner.engines.base import Diagnosis, ServerExit
@@ -31,14 +34,24 @@ from autotuner.errors import HostError
 
 IDLE_WAIT_S = 15.0  # requests of an earlier level that the server has not given up yet
 EXTEND_MAX = 3.0  # a level may last this many times its time where a rule asks for more evidence
+ANSWERS_TIMEOUT_S = 60.0  # no fixed prompt is begun later than this
 FEW_ANSWERS_MAX = 2.0  # and this many times where fewer requests were answered than run at once
 
 
 async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
-    """Measure one level and commit its result; or, if the server died, what its trial ends by."""
+    """Measure one level and commit its result; or, if the server died, what its trial ends by.
+
+    Before a trial's first level the server answers the fixed prompts; one whose answers are wrong is not measured.
+    """
     level = _Level(ctx, action)
     async with ctx.probe(level.candidate) as probe:
-        await level.wait_until_idle(probe)
+        given_up_s = 0.0
+        if not ctx.store.results(action.trial_id):
+            answered = await _ask_answers(ctx, action.trial_id, probe)
+            given_up_s = 0.0 if answered else GENERATE_TIMEOUT_S
+            if disagreement(outcome.trial_so_far(ctx, ctx.store.trial(action.trial_id))):
+                return
+        await level.wait_until_idle(probe, IDLE_WAIT_S + given_up_s)
         samples = await level.drive(probe)
         died = await level.death()
     if died is not None:
@@ -56,6 +69,33 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
     ctx.live = Live(stage="measured", level=action.level, output_tok_s=result.figures.output_tok_s)
 
 
+async def _ask_answers(ctx: SlotContext, trial_id: int, probe: Probe) -> bool:
+    """Have the server answer the fixed prompts, one after another, and keep what it says; tell whether it answered all.
+
+    No prompt is begun once their time is over, but the one in hand is waited for: a server may work on at a request that
+    was given up, and would then not be idle when the level begins.
+    """
+    ctx.live = Live(stage="asking the fixed prompts", since_s=clock.monotonic_s())
+    deadline = clock.monotonic_s() + ANSWERS_TIMEOUT_S
+    texts: list[str] = []
+    failed = ""
+    model = await probe.model()
+    for prompt in PROMPTS:
+        if clock.monotonic_s() > deadline:
+            failed = f"{ANSWERS_TIMEOUT_S:g} s were not enough for all"
+            break
+        said = await probe.complete(prompt, ANSWER_TOKENS, model)
+        if not said.ok:
+            failed = said.error
+            break
+        texts.append(said.text)
+    if failed:
+        kept = f"{len(texts)} of {len(PROMPTS)} fixed prompts were answered"
+        log.get().warning(kept, slot=ctx.name, trial=trial_id, error=failed)
+    ctx.store.update_trial(trial_id, answers=json.dumps(texts))
+    return not failed
+
+
 class _Level:
     """One level being measured."""
 
@@ -69,6 +109,7 @@ class _Level:
         self.log = ctx.log(action.launch_id, self.engine)
         self.rules = LevelRules(ctx.policies)
         self.resolved = ctx.store.launch(action.launch_id).configuration
+        self.objective = ctx.objective(self.benchmark)
         self.gather = Gather(self._plan())
         self.seen = ServerSeen(action.launch_id, alive=True)
         self._began_s = clock.monotonic_s()
@@ -76,30 +117,41 @@ class _Level:
         self._steady_from: int | None = None
 
     def _plan(self) -> LevelPlan:
-        objective = outcome.objective_of(self.ctx, self.benchmark)
+        objective = self.objective
         baseline = outcome.baseline_of(self.ctx, self.trial)
         best = baseline.get(self.action.level)
         effective = self.resolved.effective if self.resolved else None
         paid, lost = speculation_by_level(self.ctx.store.results(self.trial.id))
+        doubt = outcome.doubt_of(self.ctx, self.trial, best.figures if best else None)
+        done = {r.concurrency: r.figures for r in self.ctx.store.results(self.trial.id)}
+        best_figures = {level: r.figures for level, r in baseline.items()}
+        # The best-known itself is what others are held against: slow answers do not end its measurement.
+        binding = Constraints(failed_requests_max=objective.constraints.failed_requests_max)
+        standing = Standing(
+            objective, self.benchmark.levels, done, best_figures, doubt.launch_noise, doubt.launches, doubt.alpha
+        )
         return LevelPlan(
             concurrency=self.action.level,
-            decides=weights_of(objective, self.benchmark.levels).get(self.action.level, 0.0) > 0,
+            decides=objective.limits is None
+            and weights_of(objective, self.benchmark.levels).get(self.action.level, 0.0) > 0,
             cap=(effective.running_cap if effective else None) or self.log.running_cap,
             speculation=self.engine.speculation(self.candidate),
             baseline_steps_s=baseline_steps(baseline),
             best=best.figures if best else None,
-            doubt=outcome.doubt_of(self.ctx, self.trial, best.figures if best else None),
+            doubt=doubt,
             graph_max_batch=effective.graph_max_batch if effective else None,
             pays_up_to=max(paid, default=None),
             loses_from=min(lost, default=None),
             ranks=(effective.dp if effective else None) or 1,
             engine_version=effective.version if effective else None,
+            standing=standing if baseline and not self.trial.is_baseline else None,
+            constraints=binding if self.trial.is_baseline else objective.constraints,
         )
 
-    async def wait_until_idle(self, probe: Probe) -> None:
+    async def wait_until_idle(self, probe: Probe, wait_s: float) -> None:
         """Nothing may run before the load begins; a server that stays busy is not ours alone, and the level says so."""
         await probe.flush_cache()
-        deadline = clock.monotonic_s() + IDLE_WAIT_S
+        deadline = clock.monotonic_s() + wait_s
         while clock.monotonic_s() < deadline:
             text = await probe.scrape()
             counters = self.engine.read_metrics(text) if text else None
@@ -140,7 +192,9 @@ class _Level:
         """Given the level's samples, return its result with the rule that ended it, if any."""
         if samples is None:
             raise HostError("the load ended without samples")
-        measured = figures(samples).model_copy(update={"stopped_early": self.rules.ended is not None})
+        measured = figures_under(samples, self.objective.limits).model_copy(
+            update={"stopped_early": self.rules.ended is not None}
+        )
         if self.rules.ended is None:
             self.rules.look("level", self._facts(measured))
         ended = self.rules.ended

@@ -17,12 +17,13 @@ from autotuner.core.candidate import to_toml
 from autotuner.core.confirm import owed_again
 from autotuner.core.entry import Draft
 from autotuner.core.followups import PURPOSE
-from autotuner.core.objective import Objective, deciding_levels
+from autotuner.core.front import described, front_of
+from autotuner.core.objective import deciding_levels
 from autotuner.core.policy import Fired
 from autotuner.core.speculation import USUAL_DOUBT, Doubt
 from autotuner.core.state import LaunchState, ProposalState, TrialState, Verdict
 from autotuner.core.statistics import Interval, budget_share, relative_half_width
-from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, judge
+from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, agreed, judge
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.rows import BASIS, LaunchRow, Trial, judgement_columns
@@ -109,7 +110,7 @@ def requeue(ctx: SlotContext, trial_id: int, why: str) -> None:
     with ctx.store.transaction():
         ctx.store.drop_results(trial_id)
         ctx.store.proposals.drop_of_trial(trial_id)
-        ctx.store.move_trial(trial_id, TrialState.QUEUED, ended=None, busy_s=took_s(trial))
+        ctx.store.move_trial(trial_id, TrialState.QUEUED, ended=None, answers="[]", busy_s=took_s(trial))
         ctx.store.put_first(trial_id)
         note(
             ctx,
@@ -210,9 +211,9 @@ def note(ctx: SlotContext, title: str, sentence: str, bullets: tuple[tuple[str, 
 def trial_so_far(ctx: SlotContext, trial: Trial) -> TrialSoFar:
     """Given a trial, return everything that its verdict is a function of."""
     benchmark = benchmark_of(trial)
-    objective = objective_of(ctx, benchmark)
+    objective = ctx.objective(benchmark)
     deciding = deciding_levels(objective, benchmark.levels)
-    results = ctx.store.results(trial.id)
+    results = confirming.results_of(ctx, trial)
     record = confirming.record_of(ctx, trial, deciding)
     told = confirming.record_with(ctx, trial, deciding) if trial.is_baseline else record
     if trial.is_baseline:
@@ -237,6 +238,8 @@ def trial_so_far(ctx: SlotContext, trial: Trial) -> TrialSoFar:
         win=confirming.win_of(ctx, trial),
         owed=owed,
         remarks=told.said,
+        answers=trial.answers,
+        best_answers=best_answers_of(ctx, trial),
     )
 
 
@@ -245,23 +248,30 @@ def benchmark_of(trial: Trial) -> Benchmark:
     return Benchmark.model_validate_json(trial.benchmark_body)
 
 
-def objective_of(ctx: SlotContext, benchmark: Benchmark) -> Objective:
-    """Given a benchmark, return the slot's objective; one for a level the benchmark lacks falls back to its busiest."""
-    objective = ctx.settings.objective_of(ctx.name)
-    if objective.level is not None and objective.level not in benchmark.levels:
-        return objective.model_copy(update={"level": max(benchmark.levels)})
-    return objective
-
-
 def baseline_of(ctx: SlotContext, trial: Trial) -> dict[int, LevelResult]:
     """Given a trial, return the best-known's results under the same benchmark; empty if there are none."""
     return confirming.baseline_of(ctx, trial, confirming.record_of(ctx, trial, deciding_of(ctx, trial)))
 
 
+def best_answers_of(ctx: SlotContext, trial: Trial) -> tuple[str, ...]:
+    """Given a trial, return the best-known's latest answers to the fixed prompts; empty if there are none to compare with.
+
+    None for the best-known itself, and none where the two name different models: those differ in what they say.
+    """
+    ladder = ctx.store.ladder(ctx.name)
+    if not ladder or ladder[0][0] == trial.candidate_id:
+        return ()
+    models = {ctx.store.candidate(candidate).launch.model for candidate in (ladder[0][0], trial.candidate_id)} - {None}
+    if len(models) > 1:
+        return ()
+    asked = (t.answers for t in reversed(ctx.store.trials(ctx.name)) if t.candidate_id == ladder[0][0])
+    return next((answers for answers in asked if answers), ())
+
+
 def deciding_of(ctx: SlotContext, trial: Trial) -> tuple[int, ...]:
     """Given a trial, return the levels of its benchmark that its verdict depends on."""
     benchmark = benchmark_of(trial)
-    return deciding_levels(objective_of(ctx, benchmark), benchmark.levels)
+    return deciding_levels(ctx.objective(benchmark), benchmark.levels)
 
 
 def doubt_of(ctx: SlotContext, trial: Trial, best: Figures | None) -> Doubt:
@@ -318,6 +328,8 @@ def _trial_draft(
     launches = ctx.store.launches(ctx.name, trial.id)
     last = launches[-1] if launches else None
     ladder = ctx.store.ladder(ctx.name)
+    measured = ctx.store.bases(ctx.name, trial.benchmark_hash)
+    found = front_of((*measured, (trial.candidate_id, trial.name, so_far)))
     natural = last is not None and last.diagnosis is not None and last.diagnosis.cause != "own-stop"
     return report.trial_entry(
         report.TrialReport(
@@ -342,6 +354,8 @@ def _trial_draft(
             next_step=_next_step(ctx, judgement, ladder, proposed, next_up),
             differences=last.configuration.differences if last and last.configuration else (),
             not_proposed=proposed.refused,
+            answers=agreed(so_far),
+            front=tuple(described(found)) if len(found) > 1 else (),
         )
     )
 

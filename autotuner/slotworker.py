@@ -10,7 +10,7 @@ from autotuner.core import decide
 from autotuner.core.decide import Decision, Doing, IncumbentRecord, LaunchRecord, Observed, Recorded, TrialRecord
 from autotuner.core.policy import Facts, built_in, holding
 from autotuner.core.state import Verdict
-from autotuner.core.verdict import judge, lost, next_level
+from autotuner.core.verdict import disagreement, judge, lost, next_level
 from autotuner.edge import clock
 from autotuner.edge.host import PortHolder
 from autotuner.edge.rows import SlotRow, Trial
@@ -134,7 +134,7 @@ class SlotWorker:
     def _trial_record(self, trial: Trial) -> TrialRecord:
         so_far = outcome.trial_so_far(self.ctx, trial)
         concluded = ""
-        if so_far.ended is not None or lost(so_far) is not None:
+        if so_far.ended is not None or lost(so_far) is not None or disagreement(so_far):
             concluded = judge(so_far).reasons[0]
         return TrialRecord(trial.id, trial.candidate_id, trial.name, trial.interruptions, next_level(so_far), concluded)
 

@@ -66,12 +66,24 @@ class LevelSamples(_Record):
     cpu_ratio: float = 0.0
 
 
+class GoodputLimits(_Record):
+    """What makes a request good: the longest TTFT and TPOT, in milliseconds; None where that does not matter."""
+
+    ttft_ms_max: float | None = None
+    tpot_ms_max: float | None = None
+
+    def __str__(self) -> str:
+        pairs = (("TTFT", self.ttft_ms_max), ("TPOT", self.tpot_ms_max))
+        return " and ".join(f"{name} up to {limit:g} ms" for name, limit in pairs if limit is not None)
+
+
 class Figures(_Record):
     """The figures of one level. Rates in tokens per second, latencies in milliseconds, ratios 0..1.
 
     Latency tables hold mean, p50, p90 and p99 of the requests sent in the steady part. `void` says why a level must not
     be used, and is empty when it may. `drift_ratio` is by how much the rate changed from the first third of the steady part
-    to its last (-0.1 is 10 % slower), None where it kept its rate as far as can be told.
+    to its last (-0.1 is 10 % slower), None where it kept its rate as far as can be told. Goodput is in requests per second,
+    under the limits that stand beside it; it is None where there were no limits, or no request ended in the steady part.
     """
 
     concurrency: int
@@ -96,6 +108,10 @@ class Figures(_Record):
     client_limited: bool = False
     void: str = ""
     drift_ratio: float | None = None
+    goodput_limits: GoodputLimits | None = None
+    goodput_req_s: float | None = None
+    goodput_req_s_low: float | None = None
+    goodput_req_s_high: float | None = None
 
 
 # A level is void where the client was the limit. Fitted on runs against a null server: a saturated client's loop lag
@@ -139,7 +155,7 @@ def figures(samples: LevelSamples) -> Figures:
         prompt_tokens_mean=sum(prompts) / len(prompts) if prompts else None,
         cache_hit_ratio=sum(cached) / sum(prompts) if cached and sum(prompts) else None,
         ttft_ms=_summary([1000 * (r.first_s - r.sent_s) for r in steady if r.first_s is not None]),
-        tpot_ms=_summary([tpot for r in steady if (tpot := _tpot_ms(r)) is not None]),
+        tpot_ms=_summary([tpot for r in steady if (tpot := tpot_ms(r)) is not None]),
         e2e_ms=latencies,
         itl_ms=samples.itl_ms if samples.merged_ratio <= MERGED_RATIO_MAX else {},
         stopped_early=samples.stopped_early,
@@ -159,11 +175,7 @@ def tokens_per_event(requests: tuple[RequestSample, ...]) -> tuple[float, bool]:
 
 
 def _rate_interval(bins: tuple[int, ...], seconds: float, per_event: float, request_s: float) -> Interval:
-    """Batch means: neighbouring tokens are not independent, but stretches as long as a request nearly are.
-
-    A stretch is at least a second and at least a request's median duration, so that each holds prompts and answers in
-    their usual mix; at least 3 and at most 30 stretches are made of a level.
-    """
+    """Batch means: neighbouring tokens are not independent, but stretches as long as a request nearly are."""
     rates = _stretch_rates(bins, seconds, per_event, request_s)
     if not rates:
         return Interval(0.0, 0.0, 0.0)
@@ -176,7 +188,7 @@ def _rate_interval(bins: tuple[int, ...], seconds: float, per_event: float, requ
 def _stretch_rates(bins: tuple[int, ...], seconds: float, per_event: float, request_s: float) -> list[float]:
     if not bins or seconds <= 0:
         return []
-    batches = max(3, min(30, int(seconds / max(1.0, request_s))))
+    batches = stretches(seconds, request_s)
     size = len(bins) / batches
     rates = []
     for i in range(batches):
@@ -205,7 +217,17 @@ def drift(rates: list[float]) -> float | None:
     return change if abs(change) >= DRIFT_MIN and abs(after - before) > band else None
 
 
-def _tpot_ms(r: RequestSample) -> float | None:
+def stretches(seconds: float, request_s: float) -> int:
+    """Given a level's steady time and a request's median duration, return into how many stretches to cut it for a spread.
+
+    A stretch is at least a second and at least a request, so that each holds prompts and answers in their usual mix; at
+    least 3 and at most 30 are made.
+    """
+    return max(3, min(30, int(seconds / max(1.0, request_s))))
+
+
+def tpot_ms(r: RequestSample) -> float | None:
+    """Given a request, return the mean time between its tokens after the first; None where it has fewer than two."""
     tokens = r.output_tokens or r.events
     if r.first_s is None or r.end_s is None or tokens < 2:
         return None

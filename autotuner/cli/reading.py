@@ -73,6 +73,7 @@ def compare(ctx: click.Context, trials: tuple[str, ...], slot: str | None, as_js
                     "high": r.figures.output_tok_s_high,
                     "ttft_ms": r.figures.ttft_ms,
                     "tpot_ms": r.figures.tpot_ms,
+                    "goodput_req_s": r.figures.goodput_req_s,
                     "void": r.figures.void,
                 }
                 for r in state.store.results(t.id)

@@ -1,5 +1,6 @@
 """`status`: what serves, what is tried, what waits."""
 
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -14,7 +15,7 @@ from autotuner.cli.common import (
     slot_option,
     table,
 )
-from autotuner.core.objective import pareto_front
+from autotuner.core.front import OnFront, described, front_of
 from autotuner.core.report import duration, rate
 from autotuner.core.state import LaunchState, TrialState
 from autotuner.edge import clock
@@ -83,7 +84,7 @@ def slot_status(state: State, name: str) -> dict[str, Any]:
         "restore_wanted": row.restore_wanted,
         "objective": str(state.settings.objective_of(name)),
         "trials": [trial_row(state, t) for t in store.trials(name) if t.state is TrialState.DONE],
-        "pareto_front": list(_pareto(state, name)),
+        "pareto_front": [asdict(row) for row in _front(state, name)],
     }
 
 
@@ -98,6 +99,11 @@ def trial_row(state: State, trial: Trial) -> dict[str, Any]:
         "confirms": trial.confirms,
         "aim": trial.aim,
         "output_tok_s": {r.concurrency: round(r.figures.output_tok_s, 1) for r in state.store.results(trial.id)},
+        "goodput_req_s": {
+            r.concurrency: round(r.figures.goodput_req_s, 3)
+            for r in state.store.results(trial.id)
+            if r.figures.goodput_req_s is not None
+        },
         "accept_len": {
             r.concurrency: round(r.speculation.accept_len.mean, 3)
             for r in state.store.results(trial.id)
@@ -159,20 +165,17 @@ def _print_slot(state: State, name: str, row: dict[str, Any], *, show_all: bool)
     if done:
         click.echo("")
         click.echo(trials_table(state, done if show_all else done[-10:]))
-    if len(row["pareto_front"]) > 1:
-        click.echo(f"\nno single winner over all levels: {', '.join(row['pareto_front'])} are each best somewhere")
+    found = _front(state, name)
+    if len(found) > 1:
+        click.echo("\nno single winner over all levels:")
+        for line in described(found):
+            click.echo(f"  {line}")
 
 
-def _pareto(state: State, name: str) -> tuple[str, ...]:
-    rates: dict[str, dict[int, float]] = {}
-    for trial in state.store.trials(name):
-        results = state.store.results(trial.id)
-        if trial.state is TrialState.DONE and results and str(trial.verdict) in {"pass", "fail", "inconclusive"}:
-            # A later launch of the same server may have measured the deciding levels alone.
-            mine = rates.setdefault(trial.name, {})
-            mine.update({r.concurrency: r.figures.output_tok_s for r in results if not r.figures.void})
-    complete = max((len(levels) for levels in rates.values()), default=0)
-    return pareto_front({n: levels for n, levels in rates.items() if len(levels) == complete})
+def _front(state: State, name: str) -> tuple[OnFront, ...]:
+    """The front under the benchmark that was used last: figures of different benchmarks do not compare."""
+    done = [t for t in state.store.trials(name) if t.state is TrialState.DONE]
+    return front_of(state.store.bases(name, done[-1].benchmark_hash)) if done else ()
 
 
 def _trouble(state: State) -> dict[str, str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from autotuner.bench.measurement import Figures
 from autotuner.core.depth import best_depth
+from autotuner.core.objective import Constraints
 from autotuner.core.policy import Facts
 from autotuner.core.speculation import USUAL_DOUBT, Doubt, SpeculationAtLevel
 from autotuner.core.statistics import Interval, confidence_sequence, ratio_interval, relative_half_width
@@ -32,7 +33,8 @@ class LevelSoFar:
     """A level in progress or at its end (`over`). `best` is the best-known's figures at this level, if it was measured.
 
     `prompts` counts the requests begun in the steady part, `rates` are output tok/s over consecutive stretches of it. The
-    bounds of `figures` are of confidence 1 - `doubt.alpha` while it is in progress.
+    bounds of `figures` are of confidence 1 - `doubt.alpha` while it is in progress. `score_high` bounds the whole score
+    (objective.score_bound); `constraints` are those that the trial is held to.
     """
 
     figures: Figures
@@ -54,6 +56,8 @@ class LevelSoFar:
     depth: int | None = None
     pays_up_to: int | None = None
     loses_from: int | None = None
+    score_high: float | None = None
+    constraints: Constraints | None = None
 
 
 def server_facts(alive: bool, exit_code: int | None, diagnosis: Diagnosis | None) -> Facts:
@@ -79,7 +83,7 @@ def start_facts(start: StartSoFar) -> Facts:
 
 
 def level_facts(level: LevelSoFar) -> Facts:
-    """Given a level so far, return the `level.*`, `best.*` and `spec.*` facts."""
+    """Given a level so far, return the `level.*`, `best.*`, `objective.*` and `spec.*` facts."""
     f = level.figures
     facts: Facts = {
         "level.concurrency": float(f.concurrency),
@@ -112,7 +116,9 @@ def level_facts(level: LevelSoFar) -> Facts:
         facts["level.rate_error"] = error
     if level.over:
         facts["level.client_limited"] = f.client_limited
-    return {**facts, **_best_facts(level), **_speculation_facts(level)}
+        late = {"level.ttft_p99_ms": f.ttft_ms, "level.tpot_p99_ms": f.tpot_ms}
+        facts |= {name: table["p99"] for name, table in late.items() if "p99" in table and not f.void}
+    return {**facts, **_best_facts(level), **_objective_facts(level), **_speculation_facts(level)}
 
 
 def _best_facts(level: LevelSoFar) -> Facts:
@@ -125,6 +131,19 @@ def _best_facts(level: LevelSoFar) -> Facts:
         ratio = ratio_interval(_rate(f), _rate(best), doubt.launch_noise, doubt.launches, doubt.alpha)
         facts |= _bounded("best.ratio", ratio)
     return facts
+
+
+def _objective_facts(level: LevelSoFar) -> Facts:
+    c = level.constraints
+    known: dict[str, float | None] = {"objective.score_high": level.score_high}
+    if c is not None:
+        known |= {
+            "objective.failed_requests_max": c.failed_requests_max,
+            "objective.ttft_p99_ms_max": c.ttft_p99_ms_max,
+            "objective.tpot_p99_ms_max": c.tpot_p99_ms_max,
+            "objective.single_stream_ratio_min": c.single_stream_ratio_min,
+        }
+    return {name: float(value) for name, value in known.items() if value is not None}
 
 
 def _speculation_facts(level: LevelSoFar) -> Facts:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from autotuner.bench.measurement import Figures, Progress, interim_figures, steady_rates
 from autotuner.core.contradiction import contradictions
 from autotuner.core.facts import LevelSoFar
+from autotuner.core.objective import Constraints, Standing, score_bound
 from autotuner.core.ranks import RankJoiner
 from autotuner.core.speculation import USUAL_DOUBT, Doubt, assess, decode_rate, steady_windows
 from autotuner.core.verdict import LevelResult
@@ -37,6 +38,8 @@ class LevelPlan:
     ranks: int = 1
     pays_up_to: int | None = None
     loses_from: int | None = None
+    standing: Standing | None = None
+    constraints: Constraints | None = None
 
 
 @dataclass
@@ -211,6 +214,8 @@ def so_far(
         loses_from=plan.loses_from,
         tree=plan.speculation is not None and plan.speculation.is_tree,
         depth=plan.speculation.num_steps if plan.speculation else None,
+        score_high=score_bound(plan.standing, figures, over=over) if plan.standing else None,
+        constraints=plan.constraints,
     )
 
 

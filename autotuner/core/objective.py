@@ -1,12 +1,17 @@
 """What "best" means: the objective over levels, its constraints, and the order in which levels are best measured. Pure."""
 
 import math
+from dataclasses import dataclass
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from autotuner.bench.measurement import Figures
+from autotuner.bench.measurement import Figures, GoodputLimits
+from autotuner.core.source import wrong_at
 from autotuner.core.statistics import Z95, Interval, between_launches, ratio_interval, z_of
+
+# The most good requests that a count of none allows with two-sided 95 % confidence: -ln(0.025), for a Poisson count.
+NONE_SEEN_MAX = 3.69
 
 
 class _Strict(BaseModel):
@@ -14,47 +19,81 @@ class _Strict(BaseModel):
 
 
 class Constraints(_Strict):
-    """What a winner must not violate, whatever it gains."""
+    """What a winner must not violate, whatever it gains.
+
+    `answers_agree_min` is the least agreement with the best-known's answers (core/answers.py). Another kernel or batch
+    shape flips near-ties between two tokens, so honest servers of one model agree to 0.5 to 1.0; one that corrupts what it
+    computes agrees to about 0. The default lies between the two.
+    """
 
     single_stream_ratio_min: float | None = Field(default=None, gt=0)
     ttft_p99_ms_max: float | None = Field(default=None, gt=0)
     tpot_p99_ms_max: float | None = Field(default=None, gt=0)
     failed_requests_max: int = Field(default=0, ge=0)
+    answers_agree_min: float = Field(default=0.25, ge=0, le=1)
 
 
 class Objective(_Strict):
-    """What to maximise: one level's output tok/s, or the weighted geometric mean of ratios to the best-known's.
+    """What to maximise: one level's output tok/s or goodput, or the weighted geometric mean of ratios to the best-known's.
 
     `level` None means the benchmark's busiest. `weights` maps a level to its weight; levels not named weigh nothing.
+    Goodput is the requests per second that meet `ttft_ms_max` and `tpot_ms_max`, of which one is needed.
     A promotion needs a gain above `min_gain_ratio` with confidence.
     """
 
-    maximise: Literal["output_tok_s", "geometric_mean"] = "output_tok_s"
+    maximise: Literal["output_tok_s", "goodput", "geometric_mean"] = "output_tok_s"
     level: int | None = Field(default=None, ge=1)
+    ttft_ms_max: float | None = Field(default=None, gt=0)
+    tpot_ms_max: float | None = Field(default=None, gt=0)
     weights: dict[int, float] = Field(default_factory=dict)
     min_gain_ratio: float = Field(default=0.0, ge=0)
     constraints: Constraints = Constraints()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        named = {key: getattr(self, key) for key in ("ttft_ms_max", "tpot_ms_max")}
+        limits = [key for key, value in named.items() if value is not None]
         if self.maximise == "geometric_mean" and self.level is not None:
-            raise ValueError('level is for maximise = "output_tok_s"; use weights with "geometric_mean"')
-        if self.maximise == "output_tok_s" and self.weights:
-            raise ValueError('weights are for maximise = "geometric_mean"')
+            raise wrong_at(("level",), 'is for "output_tok_s" and "goodput"; use weights with "geometric_mean"')
+        if self.maximise != "geometric_mean" and self.weights:
+            raise wrong_at(("weights",), 'are for maximise = "geometric_mean"')
         if any(weight < 0 for weight in self.weights.values()):
-            raise ValueError("weights must not be negative")
+            raise wrong_at(("weights",), "must not be negative")
+        if self.maximise == "goodput" and not limits:
+            raise wrong_at(
+                ("maximise",), '"goodput" needs ttft_ms_max or tpot_ms_max, in ms: what makes a request good'
+            )
+        if self.maximise != "goodput" and limits:
+            message = f'is for maximise = "goodput"; a limit that a winner must keep is constraints.{_P99[limits[0]]}'
+            raise wrong_at((limits[0],), message)
         return self
 
+    @property
+    def limits(self) -> GoodputLimits | None:
+        """What makes a request good; None where goodput is not what is maximised."""
+        if self.maximise != "goodput":
+            return None
+        return GoodputLimits(ttft_ms_max=self.ttft_ms_max, tpot_ms_max=self.tpot_ms_max)
+
+    @property
+    def unit(self) -> str:
+        """The figure that is compared at a level."""
+        return "goodput" if self.maximise == "goodput" else "output tok/s"
+
     def __str__(self) -> str:
-        if self.maximise == "output_tok_s":
-            return f"output tok/s at concurrency {self.level}" if self.level else "output tok/s at the busiest level"
-        shown = ", ".join(f"{level}: {weight:g}" for level, weight in sorted(self.weights.items())) or "all equal"
-        return f"geometric mean of output tok/s ratios over the levels (weights {shown})"
+        if self.maximise == "geometric_mean":
+            shown = ", ".join(f"{level}: {weight:g}" for level, weight in sorted(self.weights.items())) or "all equal"
+            return f"geometric mean of output tok/s ratios over the levels (weights {shown})"
+        text = f"{self.unit} at concurrency {self.level}" if self.level else f"{self.unit} at the busiest level"
+        return f"{text} (requests per second with {self.limits})" if self.limits else text
+
+
+_P99 = {"ttft_ms_max": "ttft_p99_ms_max", "tpot_ms_max": "tpot_p99_ms_max"}
 
 
 def weights_of(objective: Objective, levels: tuple[int, ...]) -> dict[int, float]:
     """Given the benchmark's levels, return the weight of each in the objective; they sum to 1."""
-    if objective.maximise == "output_tok_s":
+    if objective.maximise != "geometric_mean":
         deciding = objective.level if objective.level in levels else max(levels)
         return {level: 1.0 if level == deciding else 0.0 for level in levels}
     raw = {level: objective.weights.get(level, 0.0 if objective.weights else 1.0) for level in levels}
@@ -101,12 +140,46 @@ def score(
         return None
     log_mean, variance = 0.0, 0.0
     for level, weight in weights.items():
-        within = ratio_interval(_rate(figures[level]), _rate(baseline[level]), 0.0)
+        within = _ratio(objective, figures[level], baseline[level])
+        if within is None:
+            return None
         log_mean += weight * math.log(max(within.mean, 1e-9))
-        variance += (weight * (within.high - within.low) / 2 / max(within.mean, 1e-9)) ** 2
+        variance += (weight * (within.high - within.mean) / max(within.mean, 1e-9)) ** 2
     half = z_of(alpha) * math.sqrt(variance / Z95**2 + between_launches(noise, launches))
     mean = math.exp(log_mean)
     return Interval(mean, max(0.0, mean * (1 - half)), mean * (1 + half))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a level in progress is scored within: the levels done so far, and the best-known's figures by level."""
+
+    objective: Objective
+    levels: tuple[int, ...]
+    done: dict[int, Figures]
+    baseline: dict[int, Figures]
+    noise: float
+    launches: tuple[int, int] = (1, 1)
+    alpha: float = 0.05
+
+
+def score_bound(standing: Standing, now: Figures, *, over: bool = True) -> float | None:
+    """Given where a trial stands and a level's figures so far, return the upper bound of the whole score.
+
+    It is of confidence 1 - `alpha`, as the bounds of figures are while the level is not `over`; later they are of 95 %.
+
+    None until every other level that weighs something is measured: what it would bring is not known, so nothing bounds
+    the score. With a single deciding level this is the upper bound of its own ratio. Goodput is known at a level's end.
+    """
+    if not over:  # as wide as it is, once `score` has widened it to the confidence asked for
+        half = (now.output_tok_s_high - now.output_tok_s) * Z95 / z_of(standing.alpha)
+        now = now.model_copy(
+            update={"output_tok_s_low": now.output_tok_s - half, "output_tok_s_high": now.output_tok_s + half}
+        )
+    figures = {**standing.done, now.concurrency: now}
+    sides = standing.objective, figures, standing.baseline
+    found = score(*sides, standing.noise, standing.levels, standing.launches, standing.alpha)
+    return found.high if found is not None and math.isfinite(found.high) else None
 
 
 def violations(objective: Objective, figures: dict[int, Figures], baseline: dict[int, Figures]) -> tuple[str, ...]:
@@ -119,12 +192,7 @@ def violations(objective: Objective, figures: dict[int, Figures], baseline: dict
     for level, f in sorted(figures.items()):
         if f.requests_failed > c.failed_requests_max:
             found.append(f"{f.requests_failed} requests failed at concurrency {level} ({_errors(f)})")
-        for name, limit, table in (
-            ("TTFT", c.ttft_p99_ms_max, f.ttft_ms),
-            ("TPOT", c.tpot_p99_ms_max, f.tpot_ms),
-        ):
-            if limit is not None and not f.void and table.get("p99", 0.0) > limit:
-                found.append(f"{name} p99 at concurrency {level} is {table['p99']:.1f} ms, the limit is {limit:g} ms")
+        found += too_late(objective, f)
     single, base = figures.get(1), baseline.get(1)
     if c.single_stream_ratio_min is not None and single and base and not single.void and not unusable(base):
         ratio = single.output_tok_s / base.output_tok_s
@@ -135,24 +203,48 @@ def violations(objective: Objective, figures: dict[int, Figures], baseline: dict
     return tuple(found)
 
 
-def pareto_front(rates: dict[str, dict[int, float]]) -> tuple[str, ...]:
-    """Given output tok/s by name and level, return the names that no other beats or equals at every level."""
-    front = []
-    for name, mine in rates.items():
-        dominated = any(
-            other is not mine
-            and all(other.get(level, 0.0) >= rate for level, rate in mine.items())
-            and any(other.get(level, 0.0) > rate for level, rate in mine.items())
-            for other in rates.values()
-        )
-        if not dominated:
-            front.append(name)
-    return tuple(front)
+def too_late(objective: Objective, f: Figures, margin: float = 0.0) -> list[str]:
+    """Given a level's figures, return a sentence for each limit on latencies that they violate; none for a void level.
+
+    `margin` is the share of the limit that may be exceeded besides.
+    """
+    c = objective.constraints
+    return [
+        f"{name} p99 at concurrency {f.concurrency} is {table['p99']:.1f} ms, the limit is {limit:g} ms"
+        for name, limit, table in (("TTFT", c.ttft_p99_ms_max, f.ttft_ms), ("TPOT", c.tpot_p99_ms_max, f.tpot_ms))
+        if limit is not None and not f.void and table.get("p99", 0.0) > limit * (1 + margin)
+    ]
 
 
 def unusable(figures: Figures | None) -> bool:
     """Tell whether a level's figures are missing, void, or without a single token."""
     return figures is None or bool(figures.void) or figures.output_tok_s <= 0
+
+
+def _ratio(objective: Objective, mine: Figures, best: Figures) -> Interval | None:
+    """One level's ratio to the best-known's, without the noise between launches."""
+    if objective.limits is None:
+        return ratio_interval(_rate(mine), _rate(best), 0.0)
+    good, base = _goodput(mine, objective.limits), _goodput(best, objective.limits)
+    if good is None or base is None:
+        return None
+    if good.mean > 0 and base.mean > 0:
+        return ratio_interval(good, base, 0.0)
+    # Not one good request on a side: the most that this allows stands in for it, so the ratio is the least that was
+    # gained, or the most that is left. Where even that points the other way, too few requests were good to tell.
+    found = ratio_interval(_at_most(good, mine.seconds), _at_most(base, best.seconds), 0.0)
+    return found if (good.mean > 0 and found.mean > 1) or (base.mean > 0 and found.mean < 1) else None
+
+
+def _at_most(rate: Interval, seconds: float) -> Interval:
+    most = NONE_SEEN_MAX / seconds
+    return rate if rate.mean > 0 else Interval(most, most, most)
+
+
+def _goodput(f: Figures, limits: GoodputLimits) -> Interval | None:
+    if f.goodput_limits != limits or f.goodput_req_s is None:
+        return None
+    return Interval(f.goodput_req_s, f.goodput_req_s_low or 0.0, f.goodput_req_s_high or 0.0)
 
 
 def _rate(figures: Figures) -> Interval:

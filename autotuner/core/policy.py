@@ -61,7 +61,7 @@ FACTS: tuple[FactDefinition, ...] = (
     FactDefinition("level.concurrency", float, "requests", "requests kept in flight", "outside a level"),
     FactDefinition("level.elapsed_s", float, "s", "steady time measured so far in this level", "outside a level"),
     FactDefinition("level.load_s", float, "s", "time since this level's load began", "outside a level"),
-    FactDefinition("level.decides", bool, "", "this level's figure weighs in the objective", "outside a level"),
+    FactDefinition("level.decides", bool, "", "this level's output rate weighs in the objective", "outside a level"),
     FactDefinition("level.running", float, "requests", "requests that run, median", "server does not tell"),
     FactDefinition(
         "level.running_cap", float, "requests", "the most requests that the server runs at once", "server does not tell"
@@ -91,6 +91,8 @@ FACTS: tuple[FactDefinition, ...] = (
         "the benchmark client was the limit, known at the level's end",
         "outside a level",
     ),
+    FactDefinition("level.ttft_p99_ms", float, "ms", "time to the first token, p99", "before the level's end, or void"),
+    FactDefinition("level.tpot_p99_ms", float, "ms", "time per output token, p99", "before the level's end, or void"),
     FactDefinition("candidate.engine", str, "", "sglang, vllm, llamacpp or command", "outside a level"),
     FactDefinition(
         "candidate.effective_differences",
@@ -110,6 +112,17 @@ FACTS: tuple[FactDefinition, ...] = (
     ),
     FactDefinition("best.ratio_low", float, "", "its lower bound, launch noise included", "as its mean, or too early"),
     FactDefinition("best.ratio_high", float, "", "its upper bound, launch noise included", "as its mean, or too early"),
+    FactDefinition(
+        "objective.score_high",
+        float,
+        "",
+        "upper bound of the whole score against the best-known's",
+        "before every other level that weighs is measured, or not measured on both sides",
+    ),
+    FactDefinition("objective.failed_requests_max", float, "requests", "failed requests allowed", "outside a level"),
+    FactDefinition("objective.ttft_p99_ms_max", float, "ms", "the limit on TTFT p99", "no such limit"),
+    FactDefinition("objective.tpot_p99_ms_max", float, "ms", "the limit on TPOT p99", "no such limit"),
+    FactDefinition("objective.single_stream_ratio_min", float, "", "the floor for level 1", "no such floor"),
     FactDefinition("spec.on", bool, "", "the candidate speculates", "outside a level"),
     FactDefinition("spec.accept_len", float, "tokens", "tokens a verify step, bonus included", "not reported yet"),
     FactDefinition("spec.accept_len_low", float, "tokens", "its lower bound", "before enough was measured"),
@@ -167,12 +180,13 @@ FACT_BY_NAME = {fact.name: fact for fact in FACTS}
 
 ENDS_LEVEL = frozenset({"abandon", "quarantine", "skip-level", "void"})
 _OF_LEVEL = ENDS_LEVEL | {"propose"}
+_LEVEL_FACTS = frozenset({"trial", "candidate", "level", "best", "objective", "spec"})
 # What a rule can do at each moment, and the groups of facts that are known then: anything else would silently never
 # happen, so it is refused when the file is read.
 MOMENTS: dict[When, tuple[frozenset[str], frozenset[str]]] = {
     "start": (frozenset({"abandon", "quarantine", "propose"}), frozenset({"server", "start"})),
-    "window": (_OF_LEVEL | {"extend", "settle"}, frozenset({"server", "trial", "candidate", "level", "best", "spec"})),
-    "level": (_OF_LEVEL, frozenset({"trial", "candidate", "level", "best", "spec"})),
+    "window": (_OF_LEVEL | {"extend", "settle"}, _LEVEL_FACTS | {"server"}),
+    "level": (_OF_LEVEL, _LEVEL_FACTS),
     "next": (frozenset({"pause"}), frozenset({"budget"})),
     "trial": (frozenset({"pause"}), frozenset({"budget"})),
 }

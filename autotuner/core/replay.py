@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotuner.bench.measurement import LevelSamples, figures
+from autotuner.bench.goodput import figures_under
+from autotuner.bench.measurement import LevelSamples
 from autotuner.core.policy import Policy, Watch
 from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, judge
 
@@ -65,7 +66,8 @@ def _looks(kept: Mapping[str, Any], policies: Mapping[str, Policy]) -> tuple[lis
 
 def _figures(samples: Any, result: LevelResult) -> list[str]:
     """What a level's samples yield otherwise now; a figure that was not recorded yet at that time is not compared."""
-    again = figures(LevelSamples.model_validate(samples)).model_dump(exclude=_DECIDED)
+    measured = figures_under(LevelSamples.model_validate(samples), result.figures.goodput_limits)
+    again = measured.model_dump(exclude=_DECIDED)
     then = result.figures.model_dump(exclude=_DECIDED)
     return [
         f"{name} was {then[name]}, from its samples it is {value}"

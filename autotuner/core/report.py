@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 
 from autotuner.bench.measurement import Figures
+from autotuner.core.answers import Agreement
 from autotuner.core.causes import level_of, split_loss
 from autotuner.core.effective import Difference
 from autotuner.core.entry import Draft
@@ -44,12 +45,15 @@ class TrialReport:
     aim: str = ""
     remarks: tuple[str, ...] = ()
     not_proposed: tuple[str, ...] = ()
+    answers: Agreement | None = None
+    front: tuple[str, ...] = ()
 
 
 def trial_entry(report: TrialReport) -> Draft:
     """Given a concluded trial, return its entry."""
     speculates = any(r.speculation is not None for r in report.results)
     table, notes = _spec_table(report) if speculates else (_plain_table(report), ())
+    table = tuple((*row, *more) for row, more in zip(table, _goodput_cells(report), strict=True))
     return Draft(
         slot=report.slot,
         title=f"{_word(report)} {report.name}",
@@ -219,6 +223,11 @@ def _bullets(report: TrialReport) -> list[tuple[str, str]]:
         for result in report.results
         for sentence in result.contradictions
     ]
+    if report.answers is not None:
+        over = f"{report.answers.mean:.2f} over {report.answers.prompts} prompts"
+        bullets.append(("Answers", f"agree with the best-known's to {over}"))
+    if report.front:
+        bullets.append(("Front", f"no single winner over all levels; {'; '.join(report.front)}"))
     if shares := _shares(report):
         bullets.append(("Causes", shares))
     if report.diagnosis is not None and not judgement.promote:
@@ -293,6 +302,22 @@ def _plain_table(report: TrialReport) -> tuple[tuple[str, ...], ...]:
         best = _best_cell(report, result.concurrency)
         rows.append((str(result.concurrency), _running(result), ttft, tpot, _rate_cell(f), best))
     return tuple(rows)
+
+
+def _goodput_cells(report: TrialReport) -> list[tuple[str, ...]]:
+    """For each row of the table what it says of goodput; nothing where no goodput was asked for."""
+    if not any(r.figures.goodput_limits for r in (*report.results, *report.baseline.values())):
+        return [()] * (len(report.results) + 1)
+    head = ("goodput req/s", f"goodput {report.best_name or 'best-known'}")
+    sides = [(r, report.baseline.get(r.concurrency)) for r in report.results]
+    return [head, *(tuple(_goodput_cell(r.figures if r else None) for r in pair) for pair in sides)]
+
+
+def _goodput_cell(f: Figures | None) -> str:
+    if f is None or f.void or f.goodput_req_s is None:
+        return "-"
+    half = ((f.goodput_req_s_high or 0.0) - (f.goodput_req_s_low or 0.0)) / 2
+    return f"{f.goodput_req_s:.2f} ± {half:.2f}"
 
 
 def _interpolation_note(spec: SpeculationAtLevel) -> str:

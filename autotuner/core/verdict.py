@@ -9,20 +9,23 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel, ConfigDict
 
 from autotuner.bench.measurement import Figures
+from autotuner.core.answers import Agreement, agreement
 from autotuner.core.confirm import Owed, complete, pool
 from autotuner.core.objective import (
     Objective,
     deciding_levels,
     level_order,
     score,
+    too_late,
     unusable,
     violations,
     weights_of,
 )
 from autotuner.core.policy import Fired
+from autotuner.core.redact import one_line
 from autotuner.core.speculation import SpeculationAtLevel
 from autotuner.core.state import Verdict
-from autotuner.core.statistics import Interval
+from autotuner.core.statistics import Z95, Interval
 
 
 class LevelReading(BaseModel):
@@ -100,7 +103,8 @@ class TrialSoFar:
 
     `has_best` says that there is a best-known all the same: then a candidate without a baseline is compared with nothing.
     `is_best` says that the candidate is that best-known itself. `measure` are the levels that this trial measures; () is all.
-    `alpha` is the probability of a wrong verdict that the campaign's error budget grants it.
+    `alpha` is the probability of a wrong verdict that the campaign's error budget grants it. `answers` are the server's to
+    the fixed prompts, `best_answers` the best-known's; either is empty where it is not known.
 
     A verdict compares the mean of `baseline_runs`, the best-known's launches on record, oldest first (where none is given,
     `baseline` is the one), with the mean of this launch and of `earlier_runs`, the launches that confirmed `win` before it.
@@ -124,11 +128,13 @@ class TrialSoFar:
     win: Win | None = None
     owed: tuple[Owed, ...] = ()
     remarks: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+    best_answers: tuple[str, ...] = ()
 
 
 def next_level(trial: TrialSoFar) -> int | None:
     """Given a trial so far, return the level to measure next; None if all are done or the rest cannot matter."""
-    if trial.ended is not None or lost(trial):
+    if trial.ended is not None or lost(trial) or disagreement(trial):
         return None
     left = set(trial.measure or trial.levels) - {result.concurrency for result in trial.results}
     return next((level for level in level_order(trial.objective, trial.levels) if level in left), None)
@@ -160,7 +166,10 @@ def judge(trial: TrialSoFar) -> Judgement:
     if not runs and trial.baseline:
         runs = ({level: r.figures for level, r in trial.baseline.items()},)
     # The best-known is held against no launch of its own: a host that became slower must show in its record.
-    broken = violations(trial.objective, figures, {} if trial.is_baseline else pool(runs))
+    held = {} if trial.is_baseline else pool(runs)
+    broken = (*disagreement(trial), *violations(trial.objective, figures, held))
+    if trial.is_baseline:  # a best-known that is too slow to answer is what the others are to be better than
+        broken = tuple(reason for reason in broken if reason not in _late(trial.objective, figures))
     if broken:
         return Judgement(Verdict.FAIL, promote=False, reasons=(*broken, *_unconfirmed(trial)))
     deciding = deciding_levels(trial.objective, trial.levels)
@@ -170,7 +179,8 @@ def judge(trial: TrialSoFar) -> Judgement:
     if voids:
         return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=(*voids, *_unconfirmed(trial)))
     if trial.is_baseline:
-        return Judgement(Verdict.PASS, False, (_of_the_best_known(trial, figures),), follows=trial.owed)
+        reasons = (_of_the_best_known(trial, figures), *_late(trial.objective, figures))
+        return Judgement(Verdict.PASS, False, reasons, follows=trial.owed)
     if runs:
         return _compare(trial, figures, runs)
     if trial.has_best:
@@ -187,7 +197,12 @@ def _compare(trial: TrialSoFar, figures: dict[int, Figures], runs: tuple[dict[in
     result, launches = _score(trial, (*trial.earlier_runs, figures), runs)
     if result is None:
         reason = "a level that the objective weighs was not measured on both sides"
+        if trial.objective.limits is not None:
+            reason += ", or too few of its requests met the limits of the goodput"
         return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=(reason, *_unconfirmed(trial)))
+    if late := _late(trial.objective, pool(runs), Z95 * trial.launch_noise):
+        reason = f"it keeps the limits on latency, which the best-known does not: {late[0]}"
+        return Judgement(Verdict.PASS, not trial.owed, reasons=(reason,), score=result, follows=trial.owed)
     asked = 1 + trial.objective.min_gain_ratio
     interval = f"{100 * (1 - trial.alpha):.4g} % interval {result.low:.3f} to {result.high:.3f}"
     shown = f"the objective is {result.mean:.3f} of the best-known's ({interval}"
@@ -242,3 +257,25 @@ def _of_the_best_known(trial: TrialSoFar, figures: dict[int, Figures]) -> str:
 
 def _unconfirmed(trial: TrialSoFar) -> tuple[str, ...]:
     return (f"the win of trial {trial.win.trial} is not confirmed",) if trial.win is not None else ()
+
+
+def agreed(trial: TrialSoFar) -> Agreement | None:
+    """Given a trial so far, return how far its answers agree with the best-known's; None where one side has none."""
+    return agreement(trial.answers, trial.best_answers)
+
+
+def disagreement(trial: TrialSoFar) -> tuple[str, ...]:
+    """Given a trial so far, return the sentence that fails it if its answers agree less than is asked; else nothing."""
+    found, least = agreed(trial), trial.objective.constraints.answers_agree_min
+    if trial.is_baseline or found is None or found.mean >= least:
+        return ()
+    mine, best = one_line(found.worst_mine, 40), one_line(found.worst_best, 40)
+    sentence = (
+        f"its answers agree with the best-known's to {found.mean:.2f} over {found.prompts} prompts, at least {least:g} is"
+        f" asked: to {one_line(found.worst, 60)!r} it answers {mine!r}, the best-known {best!r}"
+    )
+    return (sentence,)
+
+
+def _late(objective: Objective, figures: dict[int, Figures], margin: float = 0.0) -> tuple[str, ...]:
+    return tuple(reason for _, f in sorted(figures.items()) for reason in too_late(objective, f, margin))

@@ -4,6 +4,7 @@ A 200 from /health is not serving: only generated tokens are.
 """
 
 import asyncio
+import dataclasses
 import json
 from dataclasses import dataclass
 from types import TracebackType
@@ -41,7 +42,7 @@ class _Answer:
 
 @dataclass(frozen=True)
 class Generated:
-    """What came of asking for a few tokens."""
+    """What came of asking for a few tokens; the server's own text is not made harmless."""
 
     ok: bool
     tokens: int = 0
@@ -83,7 +84,14 @@ class Probe:
 
     async def generate(self, model: str | None) -> Generated:
         """Have the server generate a few tokens; the only proof that it serves."""
-        body: dict[str, Any] = {"prompt": PROMPT, "max_tokens": PROBE_TOKENS, "temperature": 0}
+        said = await self.complete(PROMPT, PROBE_TOKENS, model)
+        if said.ok and said.tokens < 1:
+            return Generated(ok=False, error="an answer without a single token")
+        return dataclasses.replace(said, text=one_line(said.text, 120))
+
+    async def complete(self, prompt: str, tokens: int, model: str | None) -> Generated:
+        """Have the server go on with a prompt greedily; the text comes as it is, and may be empty."""
+        body: dict[str, Any] = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
         if model:
             body["model"] = model
         try:
@@ -150,6 +158,4 @@ def _generated(answer: str) -> Generated:
         tokens = int((data.get("usage") or {}).get("completion_tokens") or (1 if text else 0))
     except _NONSENSE:
         return Generated(ok=False, error=f"an answer that is no completion: {one_line(answer, 200)}")
-    if tokens < 1:
-        return Generated(ok=False, error="an answer without a single token")
-    return Generated(ok=True, tokens=tokens, text=one_line(text, 120))
+    return Generated(ok=True, tokens=tokens, text=text)

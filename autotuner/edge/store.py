@@ -198,6 +198,15 @@ class Store:
         )
         return float(row[0]) if row else 0.0
 
+    def bases(self, slot: str, benchmark_hash: str) -> list[tuple[str, str, TrialSoFar]]:
+        """Return (candidate id, name, what the verdict was made from) of a benchmark's concluded trials, oldest first."""
+        rows = self.db.all(
+            "SELECT candidate_id, name, basis FROM trials WHERE slot = ? AND benchmark_hash = ? AND state = 'done'"
+            " AND basis IS NOT NULL ORDER BY id",
+            *(slot, benchmark_hash),
+        )
+        return [(row["candidate_id"], row["name"], BASIS.validate_json(row["basis"])) for row in rows]
+
     # --- launches
 
     def add_launch(self, launch: LaunchRow) -> None:

@@ -30,6 +30,7 @@ class Personality:
     capped: bool = False
     decays: bool = False
     broken: bool = False
+    corrupt: bool = False
     noisy_stop: bool = False
     ignores_term: bool = False
 
@@ -49,6 +50,7 @@ _ALL = (
     Personality("capped", f"runs {CAPPED_AT} requests at most, whatever was asked for", capped=True),
     Personality("decaying-acceptance", "accepts fewer drafted tokens as time goes on", decays=True),
     Personality("drafter-broken", "accepts no drafted token", broken=True),
+    Personality("corrupt", "answers every prompt with the same nonsense, as fast as ever", corrupt=True),
     Personality("exit-0-after-engine-death", "exits with 0 after its engine died", engine_dies=True),
     Personality("sigterm-noise", "prints frightening lines when it is stopped", noisy_stop=True),
     Personality("ignores-sigterm", "ignores SIGTERM", ignores_term=True),

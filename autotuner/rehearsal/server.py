@@ -188,7 +188,8 @@ class Server:
         self, request: http.Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self.ledger.received += 1
-        stream = Stream(request, self.asked.model, self.ledger.received, reader, writer)
+        corrupt = self.personality.corrupt
+        stream = Stream(request, self.asked.model, self.ledger.received, reader, writer, corrupt)
         self._streams[stream.work] = stream
         self.batch.add(stream.work, self._now_s())
         self._wake.set()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,18 +11,20 @@ from autotuner.rehearsal.batch import Work
 from autotuner.rehearsal.http import Request
 
 WORDS = (" the", " light", "house", " keeper", " watched", " over", " cold", " sea")
+WRONG = (" !",)  # what a server that computes nonsense often says: one token, again and again
 TOKENS_DEFAULT = 16
 
 
 @dataclass(eq=False)
 class Stream:
-    """A request of a client, its work in the batch, and what of it was sent."""
+    """A request of a client, its work in the batch, and what of it was sent; `corrupt` if the answer is nonsense."""
 
     request: Request
     model: str
     number: int
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    corrupt: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
     sent: int = 0
     sent_at_s: float = 0.0
@@ -32,6 +35,7 @@ class Stream:
         self.streams = bool(body.get("stream"))
         wanted = body.get("max_tokens") or body.get("max_completion_tokens") or body.get("n_predict") or TOKENS_DEFAULT
         self.work = Work(_tokens_of(body), max(1, int(wanted)))
+        self._words = WRONG if self.corrupt else _words_of(body)
 
     @property
     def gone(self) -> bool:
@@ -44,13 +48,13 @@ class Stream:
         if self.streams and made > self.sent:
             if not self.sent:
                 http.begin_stream(self.writer)
-            http.event(self.writer, self._document(_text(self.sent, made), None))
+            http.event(self.writer, self._document(self._text(self.sent, made), None))
             self.sent, self.sent_at_s = made, now_s
 
     async def end(self) -> None:
         """Send what belongs behind the last token, or the whole answer."""
         if not self.streams:
-            whole = json.loads(self._document(_text(0, self.work.made), "length", whole=True))
+            whole = json.loads(self._document(self._text(0, self.work.made), "length", whole=True))
             await http.answer(self.writer, 200, {**whole, "usage": self.usage()})
             return
         http.event(self.writer, self._document("", "length"))
@@ -70,6 +74,9 @@ class Stream:
             "prompt_tokens_details": {"cached_tokens": 0},
         }
 
+    def _text(self, start: int, stop: int) -> str:
+        return "".join(self._words[i % len(self._words)] for i in range(start, stop))
+
     def _document(self, text: str, finish: str | None, *, whole: bool = False) -> str:
         choice: dict[str, Any] = {"index": 0}
         if self.chat:
@@ -82,8 +89,13 @@ class Stream:
         return json.dumps({**document, "choices": [choice], "usage": None}, separators=(",", ":"))
 
 
-def _text(start: int, stop: int) -> str:
-    return "".join(WORDS[i % len(WORDS)] for i in range(start, stop))
+def _words_of(body: dict[str, Any]) -> tuple[str, ...]:
+    """The same words for every prompt, begun at one that the prompt decides: greedy answers of one model."""
+    messages = body.get("messages")
+    said = [m.get("content") for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+    asked = "\n".join(map(str, said)) or str(body.get("prompt", ""))
+    first = zlib.crc32(asked.encode()) % len(WORDS)
+    return WORDS[first:] + WORDS[:first]
 
 
 def _tokens_of(body: dict[str, Any]) -> int:

@@ -145,7 +145,7 @@ def test_a_server_that_dies_hangs_or_fails_requests_costs_a_trial_and_nothing_el
     house.start()
     house.wait_serving("base")
     files = [
-        house.candidate("dies", mode="die-after", die_after=5),
+        house.candidate("dies", mode="die-after", die_after=20),
         house.candidate("never", timeout_s=2, mode="never-ready"),
         house.candidate("mute", timeout_s=2, mode="empty-stream"),
         house.candidate("errors", mode="http-500", timeout_s=2),

@@ -28,6 +28,7 @@ MODES = (
     "no-usage",
     "closes-idle",  # closes the connection after each answer, unannounced
     "die-after",  # exits once `die_after` completions were answered
+    "corrupt",  # answers every prompt with the same nonsense
     "ignore-term",  # as a program: SIGTERM changes nothing
 )
 WORDS = (" the", " light", "house", " keeper", " watched", " over", " cold", " sea")
@@ -181,7 +182,8 @@ class FakeOpenAI:
             await _answer(writer, 200, {"error": {"message": "out of memory"}})
             return True
         await asyncio.sleep(b.ttft_ms / 1000 + (tokens - 1) / b.tok_s)
-        text = "".join(WORDS[i % len(WORDS)] for i in range(tokens)) if b.mode != "empty-stream" else ""
+        words = (" !",) if b.mode == "corrupt" else WORDS
+        text = "".join(words[i % len(words)] for i in range(tokens)) if b.mode != "empty-stream" else ""
         document = _document(b.model, text, "length")
         if b.mode != "no-usage":
             document["usage"] = self._usage(body, tokens if text else 0)

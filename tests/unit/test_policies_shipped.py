@@ -51,6 +51,8 @@ SPEC: Facts = {
     "level.requests_failed": 0.0,
     "level.failed_ratio": 0.0,
     "server.alive": True,
+    "level.client_limited": False,
+    "objective.failed_requests_max": 0.0,
 }
 START: Facts = {
     "server.alive": True,
@@ -91,6 +93,22 @@ CASES: dict[str, tuple[Facts, list[dict[str, Any]]]] = {
             {"level.failed_ratio": 0.05},
             {"level.requests_ok": 7.0, "level.requests_failed": 2.0},
         ],
+    ),
+    "too-many-requests-failed": (
+        {**SPEC, "level.requests_failed": 3.0, "objective.failed_requests_max": 2.0},
+        [{"level.requests_failed": 2.0}],
+    ),
+    "ttft-above-limit": (
+        {**SPEC, "level.ttft_p99_ms": 500.5, "objective.ttft_p99_ms_max": 500.0},
+        [{"level.ttft_p99_ms": 500.0}, {"level.client_limited": True}],
+    ),
+    "tpot-above-limit": (
+        {**SPEC, "level.tpot_p99_ms": 50.5, "objective.tpot_p99_ms_max": 50.0},
+        [{"level.tpot_p99_ms": 50.0}, {"level.client_limited": True}],
+    ),
+    "single-stream-too-slow": (
+        {**SPEC, "level.concurrency": 1.0, "best.ratio": 0.89, "objective.single_stream_ratio_min": 0.9},
+        [{"best.ratio": 0.9}, {"level.concurrency": 8.0}, {"level.client_limited": True}],
     ),
     "drafter-broken": (
         {**SPEC, **BROKEN},
@@ -208,6 +226,10 @@ CASES: dict[str, tuple[Facts, list[dict[str, Any]]]] = {
             {"spec.verify_steps": 399.0},
             {"level.prompts": 19.0},
         ],
+    ),
+    "objective-lost": (
+        {**SPEC, "level.requests_ok": 128.0, "objective.score_high": 0.99},
+        [{"objective.score_high": 1.0}, {"level.elapsed_s": 1.9}, {"level.requests_ok": 127.0}],
     ),
     "known-well-enough": (
         {**SPEC, "level.requests_ok": 256.0},

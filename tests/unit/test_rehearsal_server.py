@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fakes.rehearsed import Rehearsed
 
+from autotuner.core.answers import ANSWER_TOKENS, PROMPTS, agreement
 from autotuner.engines.base import STAGE_ORDER, Effective, Note, Prefill, Stage, StageSeen, Window
 from autotuner.rehearsal.asked import ENGINES
 
@@ -148,7 +149,7 @@ def test_a_stream_carries_several_tokens_an_event_under_speculation_and_true_cou
         whole = server.complete(60)["choices"][0]
         assert "".join(texts) == whole["text"]
         assert whole["finish_reason"] == "length"
-        chat = server.events(5, "/v1/chat/completions", messages=[{"role": "user", "content": "a b"}])
+        chat = server.events(5, "/v1/chat/completions", messages=[{"role": "user", "content": "a b c"}])
         said = "".join(e["choices"][0]["delta"].get("content", "") for e in chat)
         assert said
         assert whole["text"].startswith(said)
@@ -294,6 +295,24 @@ def test_orphaned_workers_survive_their_server(tmp_path: Path) -> None:
         finally:
             for pid in workers:
                 os.kill(pid, signal.SIGKILL)
+
+
+def test_greedy_answers_of_honest_servers_are_one_and_the_same_and_those_of_a_corrupt_one_are_not(
+    tmp_path: Path,
+) -> None:
+    def asked(engine: str, *flags: str, **options: object) -> tuple[str, ...]:
+        with Rehearsed(tmp_path, engine, *flags, **options, **FAST) as server:
+            server.wait_ready()
+            return tuple(server.complete(ANSWER_TOKENS, prompt)["choices"][0]["text"] for prompt in PROMPTS)
+
+    plain, drafted = asked("sglang"), asked("vllm", *SPEC["vllm"], env=ENV)
+    same = agreement(drafted, plain)
+    assert same is not None
+    assert same.mean == 1.0
+    assert len(set(plain)) > 1, "the answer is to the prompt"
+    wrong = agreement(asked("sglang", personality="corrupt"), plain)
+    assert wrong is not None
+    assert wrong.mean < 0.05
 
 
 def test_a_capped_one_lets_the_rest_wait(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from unit.core.building import figures
 
 from autotuner.core.facts import LevelSoFar, StartSoFar, level_facts, server_facts, start_facts
+from autotuner.core.objective import Constraints
 from autotuner.core.policy import FACT_BY_NAME, FACTS, Facts
 from autotuner.core.speculation import Doubt, SpeculationAtLevel, StepTime
 from autotuner.core.statistics import Interval
@@ -30,7 +31,9 @@ PRIOR = dataclasses.replace(SPEC, baseline_step=StepTime(0.03, "prior"))
 
 def so_far(**more: Any) -> LevelSoFar:
     table: dict[str, Any] = {
-        "figures": figures(128, 849.0, 10.0, requests_ok=9, requests_failed=1),
+        "figures": figures(
+            128, 849.0, 10.0, requests_ok=9, requests_failed=1, ttft_ms={"p99": 400.0}, tpot_ms={"p99": 40.0}
+        ),
         "load_s": 30.0,
         "decides": True,
         "running": 48.0,
@@ -41,6 +44,8 @@ def so_far(**more: Any) -> LevelSoFar:
         "doubt": Doubt(0.05, 0.03),
         "prompts": 40,
         "rates": (839.0, 859.0, 849.0, 845.0, 853.0),
+        "score_high": 1.1,
+        "constraints": Constraints(single_stream_ratio_min=0.9, ttft_p99_ms_max=500.0, tpot_p99_ms_max=50.0),
     }
     return LevelSoFar(**{**table, **more})
 
@@ -125,3 +130,17 @@ def test_a_level_that_measured_the_client_says_so_at_its_end() -> None:
 
 def test_a_living_server_has_no_cause_of_death() -> None:
     assert server_facts(alive=True, exit_code=None, diagnosis=None) == {"server.alive": True}
+
+
+def test_a_constraint_that_is_not_set_and_a_score_that_is_not_bounded_are_left_out() -> None:
+    facts = level_facts(so_far(constraints=Constraints(), score_high=None))
+    assert {name for name in facts if name.startswith("objective.")} == {"objective.failed_requests_max"}
+    assert not any(name.startswith("objective.") for name in level_facts(so_far(constraints=None, score_high=None)))
+
+
+def test_latencies_are_known_at_the_end_of_a_level_that_is_not_void() -> None:
+    late = {"level.ttft_p99_ms", "level.tpot_p99_ms"}
+    assert not late & set(level_facts(so_far()))
+    assert late <= set(level_facts(so_far(over=True)))
+    void = figures(128, 849.0, ttft_ms={"p99": 400.0}, void="the client was the limit")
+    assert not late & set(level_facts(so_far(over=True, figures=void)))

@@ -9,22 +9,25 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from unit.core.building import figures
 
-from autotuner.bench.measurement import Figures
+from autotuner.bench.measurement import Figures, GoodputLimits
 from autotuner.core.objective import (
     Constraints,
     Objective,
+    Standing,
     deciding_levels,
     level_order,
-    pareto_front,
     score,
+    score_bound,
     violations,
     weights_of,
 )
-from autotuner.core.statistics import Z95
+from autotuner.core.statistics import Z95, Interval, ratio_interval
 
 LEVELS = (1, 8, 32, 128)
 BUSIEST = Objective()
 MEAN = Objective(maximise="geometric_mean")
+GOODPUT = Objective(maximise="goodput", ttft_ms_max=500.0, tpot_ms_max=50.0)
+LIMITS = GoodputLimits(ttft_ms_max=500.0, tpot_ms_max=50.0)
 
 
 def side(**rates: float) -> dict[int, Figures]:
@@ -66,7 +69,6 @@ def test_single_stream_and_throughput_disagree_about_the_winner() -> None:
         found = score(objective, sglang, vllm, 0.0)
         assert found is not None
         assert (found.mean > 1) is sglang_wins
-    assert pareto_front({"vllm": {1: 82.5, 128: 1536.0}, "sglang": {1: 63.6, 128: 2370.0}}) == ("vllm", "sglang")
 
 
 def test_a_geometric_mean_is_that_of_the_ratios() -> None:
@@ -156,6 +158,12 @@ def test_a_void_level_proves_no_violation_but_failed_requests_do() -> None:
         {"weights": {1: 1.0}},
         {"maximise": "geometric_mean", "weights": {1: -1.0}},
         {"level": 0},
+        {"maximise": "goodput"},
+        {"maximise": "goodput", "ttft_ms_max": 500.0, "weights": {1: 1.0}},
+        {"ttft_ms_max": 500.0},
+        {"maximise": "geometric_mean", "tpot_ms_max": 50.0},
+        {"maximise": "goodput", "tpot_ms_max": 0.0},
+        {"constraints": {"answers_agree_min": 1.1}},
         {"min_gain_ratio": -0.1},
         {"constraints": {"ttft_p99_ms_max": 0}},
     ],
@@ -171,19 +179,89 @@ def test_an_objective_reads_as_a_sentence() -> None:
     assert str(Objective(maximise="geometric_mean", weights={8: 2, 1: 1})) == (
         "geometric mean of output tok/s ratios over the levels (weights 1: 1, 8: 2)"
     )
+    assert str(GOODPUT) == (
+        "goodput at the busiest level (requests per second with TTFT up to 500 ms and TPOT up to 50 ms)"
+    )
+    assert str(Objective(maximise="goodput", level=8, ttft_ms_max=500)) == (
+        "goodput at concurrency 8 (requests per second with TTFT up to 500 ms)"
+    )
 
 
-def test_a_server_beaten_at_every_level_is_not_on_the_front() -> None:
-    assert pareto_front({"a": {1: 1.0, 8: 5.0}, "b": {1: 2.0, 8: 5.0}, "c": {1: 0.5, 8: 9.0}}) == ("b", "c")
-    assert pareto_front({"a": {1: 1.0}, "twin": {1: 1.0}}) == ("a", "twin")
-    assert pareto_front({}) == ()
+# --- goodput
 
 
-@given(st.dictionaries(st.text("abc", min_size=1, max_size=3), st.tuples(st.floats(1, 9), st.floats(1, 9)), min_size=1))
-def test_the_best_at_any_level_is_on_the_front_and_none_on_it_is_beaten(points: dict[str, tuple[float, float]]) -> None:
-    rates = {name: {1: a, 8: b} for name, (a, b) in points.items()}
-    front = pareto_front(rates)
-    for level in (1, 8):
-        assert max(r[level] for r in rates.values()) == max(rates[name][level] for name in front)
-    for name in front:
-        assert not any(all(o[lv] > rates[name][lv] for lv in (1, 8)) for o in rates.values())
+def good(rate: float | None, half: float = 0.0, limits: GoodputLimits | None = LIMITS, **more: Any) -> Figures:
+    bounds = (None, None) if rate is None else (max(0.0, rate - half), rate + half)
+    table: dict[str, Any] = {"goodput_limits": limits, "goodput_req_s": rate}
+    return figures(8, 100.0, **table, goodput_req_s_low=bounds[0], goodput_req_s_high=bounds[1], **more)
+
+
+def test_goodput_is_decided_at_its_level_and_by_requests_not_by_tokens() -> None:
+    assert weights_of(GOODPUT, LEVELS)[128] == 1.0
+    assert weights_of(Objective(maximise="goodput", level=8, ttft_ms_max=1.0), LEVELS)[8] == 1.0
+    found = score(GOODPUT, {8: good(6.0, 0.6)}, {8: good(4.0, 0.4)}, 0.03)
+    assert found is not None
+    assert found.mean == pytest.approx(1.5)
+    expected = ratio_interval(Interval(6.0, 5.4, 6.6), Interval(4.0, 3.6, 4.4), 0.03)
+    assert (found.low, found.high) == (pytest.approx(expected.low), pytest.approx(expected.high))
+
+
+@pytest.mark.parametrize(
+    "lacking", [good(None), good(4.0, limits=None), good(4.0, limits=GoodputLimits(ttft_ms_max=9))]
+)
+def test_goodput_under_other_limits_or_none_is_not_compared(lacking: Figures) -> None:
+    assert score(GOODPUT, {8: lacking}, {8: good(4.0)}, 0.0) is None
+    assert score(GOODPUT, {8: good(4.0)}, {8: lacking}, 0.0) is None
+
+
+def test_a_best_known_without_one_good_request_is_beaten_by_what_is_known_for_certain() -> None:
+    """None seen in 60 s: up to 3.69 may be usual, which is 0.06 a second; 4 a second are at least 65 times as much."""
+    found = score(GOODPUT, {8: good(4.0)}, {8: good(0.0)}, 0.0)
+    assert found is not None
+    assert found.low == pytest.approx(4.0 / (3.69 / 60))
+    lost = score(GOODPUT, {8: good(0.0)}, {8: good(4.0)}, 0.0)
+    assert lost is not None
+    assert lost.high == pytest.approx(3.69 / 60 / 4.0)
+
+
+def test_a_handful_of_good_requests_against_none_tells_nothing() -> None:
+    assert score(GOODPUT, {8: good(1 / 60)}, {8: good(0.0)}, 0.0) is None
+    assert score(GOODPUT, {8: good(0.0)}, {8: good(1 / 60)}, 0.0) is None
+    assert score(GOODPUT, {8: good(0.0)}, {8: good(0.0)}, 0.0) is None
+
+
+# --- the bound of a score while a level runs
+
+
+def standing(objective: Objective, done: dict[int, Figures], levels: tuple[int, ...] = (1, 8)) -> Standing:
+    return Standing(objective, levels, done, side(c1=100.0, c8=100.0), 0.03)
+
+
+@given(st.floats(1, 500), st.floats(0, 400))
+def test_with_one_deciding_level_the_bound_is_that_of_its_own_ratio(rate: float, half: float) -> None:
+    now = figures(8, rate, half)
+    own = ratio_interval(Interval(rate, now.output_tok_s_low, now.output_tok_s_high), Interval(100, 100, 100), 0.03)
+    if half <= rate:  # a rate has no bound below 0, so a wider interval is not symmetrical
+        assert score_bound(standing(BUSIEST, {}), now) == pytest.approx(own.high)
+
+
+def test_a_score_is_bounded_once_every_other_level_that_weighs_is_measured() -> None:
+    assert score_bound(standing(MEAN, {}), figures(8, 50.0)) is None
+    found = score_bound(standing(MEAN, side(c1=100.0)), figures(8, 50.0))
+    whole = score(MEAN, side(c1=100.0, c8=50.0), side(c1=100.0, c8=100.0), 0.03)
+    assert whole is not None
+    assert found == whole.high
+    one = Objective(maximise="geometric_mean", weights={8: 1.0})
+    assert score_bound(standing(one, {}), figures(8, 50.0)) is not None, "level 1 weighs nothing"
+    assert score_bound(standing(BUSIEST, {}), figures(1, 50.0)) is None, "the level that decides is not measured"
+
+
+def test_nothing_is_bounded_before_the_first_token_or_without_a_best_known() -> None:
+    assert score_bound(standing(BUSIEST, {}), figures(8, 0.0)) is None
+    assert score_bound(Standing(BUSIEST, (8,), {}, {}, 0.03), figures(8, 50.0)) is None
+
+
+def test_goodput_is_bounded_at_a_levels_end() -> None:
+    at = Standing(GOODPUT, (8,), {}, {8: good(4.0)}, 0.03)
+    assert score_bound(at, figures(8, 100.0)) is None
+    assert score_bound(at, good(2.0)) == pytest.approx(0.5 * (1 + Z95 * math.sqrt(2) * 0.03))

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from unit.core.building import level
 
-from autotuner.bench.measurement import LevelSamples, figures
+from autotuner.bench.goodput import figures_under
+from autotuner.bench.measurement import GoodputLimits, LevelSamples, RequestSample, figures
 from autotuner.core.objective import Objective
 from autotuner.core.policy import Watch, load_policy
 from autotuner.core.replay import Replayed, replay
@@ -120,3 +121,20 @@ def test_another_verdict_than_the_record_yields_shows() -> None:
 def test_a_trial_of_before_says_that_its_basis_is_not_there() -> None:
     _, judgement, evidence = record()
     assert "was not recorded" in replay(None, judgement, evidence, BY_HASH).differences[0]
+
+
+def test_goodput_comes_out_again_under_the_limits_it_was_measured_with_and_a_changed_one_shows() -> None:
+    limits = GoodputLimits(ttft_ms_max=500.0)
+    requests = tuple(
+        RequestSample(sent_s=at, first_s=at + 0.4, end_s=at + 0.5, events=2, output_tokens=2) for at in (1.0, 2.0, 3.0)
+    )
+    samples = SAMPLES.model_copy(update={"requests": requests})
+    result = LevelResult(concurrency=8, figures=figures_under(samples, limits))
+    objective = Objective(maximise="goodput", ttft_ms_max=500.0)
+    basis = TrialSoFar(objective, (8,), (result,), {8: result}, has_best=True, launch_noise=0.03)
+    kept = {"samples": samples.model_dump(mode="json"), "looks": [], "policies": {}}
+    judged = judge(basis)
+    assert judged.score is not None
+    assert replay(basis, judged, {8: kept}, {}).differences == ()
+    kept["samples"]["requests"][0]["first_s"] = 1.6
+    assert any("goodput_req_s was" in said for said in replay(basis, judged, {8: kept}, {}).differences)

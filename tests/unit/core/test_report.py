@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 from unit.core.building import figures, fired, level, windows
 
+from autotuner.bench.measurement import GoodputLimits
+from autotuner.core.answers import Agreement
 from autotuner.core.effective import Difference
 from autotuner.core.entry import GENESIS, Draft, render
 from autotuner.core.report import (
@@ -310,3 +312,25 @@ def test_differences_and_contradictions_stand_in_the_entry() -> None:
     labels = [label for label, _ in trial_entry(report()).bullets]
     assert "Requested against effective" not in labels
     assert "Log against metrics" not in labels
+
+
+# --- the objective
+
+
+def test_an_entry_says_how_far_answers_agree_and_who_is_on_the_front() -> None:
+    front = ("best at 1: vllm-baseline 82.5 tok/s", "best at 128: sglang-base 2,370 tok/s")
+    draft = trial_entry(report(answers=Agreement(0.93, 8, "p", "a", "b"), front=front))
+    assert bullet(draft, "Answers") == "agree with the best-known's to 0.93 over 8 prompts"
+    assert bullet(draft, "Front") == f"no single winner over all levels; {front[0]}; {front[1]}"
+    plain = trial_entry(report())
+    assert not {"Answers", "Front"} & {label for label, _ in plain.bullets}
+
+
+def test_goodput_is_in_the_table_where_it_was_asked_for() -> None:
+    limits = GoodputLimits(ttft_ms_max=500.0)
+    bounds = {"goodput_req_s_low": 3.5, "goodput_req_s_high": 4.5}
+    mine = level(128, 849.0, goodput_limits=limits, goodput_req_s=4.0, **bounds)
+    results = (level(1, 60.0, goodput_limits=limits), mine)
+    table = trial_entry(report(results=results)).table
+    assert [row[-2:] for row in table] == [("goodput req/s", "goodput sglang-base"), ("-", "-"), ("4.00 ± 0.50", "-")]
+    assert "goodput" not in str(trial_entry(report(results=(level(1, 60.0),))).table)

@@ -11,7 +11,8 @@ from unit.core.building import figures, fired, level
 from autotuner.core.objective import Constraints, Objective, unusable
 from autotuner.core.policy import Fired
 from autotuner.core.state import Verdict
-from autotuner.core.verdict import LevelResult, TrialSoFar, judge, lost, next_level
+from autotuner.core.verdict import LevelResult, TrialSoFar, disagreement, judge, lost, next_level
+from autotuner.edge.rows import BASIS
 
 LEVELS = (1, 8, 32, 128)
 
@@ -258,3 +259,92 @@ def test_figures_that_say_nothing_are_unusable() -> None:
     assert unusable(figures(8, 0.0))
     assert unusable(figures(8, 5.0, void="x"))
     assert not unusable(figures(8, 5.0))
+
+
+# --- answers
+
+SAID = tuple(f"answer {n}: the light house keeper watched" for n in range(8))
+
+
+def test_a_server_that_answers_otherwise_fails_before_anything_is_measured_and_both_answers_are_shown() -> None:
+    corrupt = trial(base=EVEN, answers=("!!!!!!!!",) * 8, best_answers=SAID)
+    assert next_level(corrupt) is None
+    found = judge(corrupt)
+    assert (found.verdict, found.promote) == (Verdict.FAIL, False)
+    (said,) = found.reasons
+    assert said == (
+        "its answers agree with the best-known's to 0.00 over 8 prompts, at least 0.25 is asked: to"
+        " 'The capital of France is Paris. The capital of Japan is' it answers '!!!!!!!!', the best-known"
+        " 'answer 0: the light house keeper watched'"
+    )
+    fastest = judge(trial(*whole(900.0), base=EVEN, answers=("!!!!!!!!",) * 8, best_answers=SAID))
+    assert fastest.verdict is Verdict.FAIL, "however fast it is"
+
+
+@pytest.mark.parametrize(("answers", "best"), [((), SAID), (SAID, ()), (SAID, SAID)])
+def test_answers_that_agree_or_are_not_on_record_cost_nothing(answers: Any, best: Any) -> None:
+    fine = trial(*whole(150.0), base=EVEN, answers=answers, best_answers=best)
+    assert disagreement(fine) == ()
+    assert judge(fine).promote
+
+
+def test_how_far_answers_must_agree_is_the_operators_to_say() -> None:
+    near = (*SAID[:7], "something else")
+    for least, verdict in ((0.8, Verdict.PASS), (0.95, Verdict.FAIL), (0.0, Verdict.PASS)):
+        objective = Objective(constraints=Constraints(answers_agree_min=least))
+        found = judge(trial(*whole(150.0), base=EVEN, objective=objective, answers=near, best_answers=SAID))
+        assert found.verdict is verdict
+
+
+def test_what_was_judged_before_answers_were_asked_is_still_read() -> None:
+    old = BASIS.dump_python(trial(*whole(150.0), base=EVEN), mode="json")
+    del old["answers"], old["best_answers"], old["objective"]["constraints"]["answers_agree_min"]
+    del old["objective"]["ttft_ms_max"], old["objective"]["tpot_ms_max"]
+    for result in (*old["results"], *old["baseline"].values()):
+        for name in [name for name in result["figures"] if name.startswith("goodput")]:
+            del result["figures"][name]
+    assert judge(BASIS.validate_python(old)).promote
+
+
+# --- constraints and the best-known
+
+
+LATE = {"ttft_ms": {"p99": 900.0}}
+IN_TIME = {"ttft_ms": {"p99": 400.0}}
+BOUND = Objective(constraints=Constraints(ttft_p99_ms_max=500.0))
+
+
+def late_best(p99: float) -> dict[int, LevelResult]:
+    return {lv: level(lv, 100.0, ttft_ms={"p99": p99}) for lv in LEVELS}
+
+
+def test_a_best_known_that_violates_a_limit_on_latency_is_measured_all_the_same_and_told() -> None:
+    found = judge(trial(*whole(100.0, **LATE), objective=BOUND, is_baseline=True))
+    assert (found.verdict, found.promote) == (Verdict.PASS, False)
+    assert "TTFT p99 at concurrency 1 is 900.0 ms, the limit is 500 ms" in found.reasons
+    failing = judge(trial(*whole(100.0, requests_failed=1), objective=BOUND, is_baseline=True))
+    assert failing.verdict is Verdict.FAIL, "a measurement with failed requests is nothing to compare with"
+
+
+def test_a_slower_server_that_keeps_the_limits_replaces_a_best_known_that_does_not() -> None:
+    found = judge(trial(*whole(80.0, **IN_TIME), objective=BOUND, baseline=late_best(900.0)))
+    assert (found.verdict, found.promote) == (Verdict.PASS, True)
+    assert found.reasons[0].startswith("it keeps the limits on latency, which the best-known does not: TTFT p99")
+
+
+def test_a_best_known_that_violates_a_limit_by_no_more_than_noise_is_not_replaced_by_a_slower_one() -> None:
+    """3 % between launches: up to 1.96 x 3 % above the limit may be chance."""
+    slower = whole(80.0, **IN_TIME)
+    assert judge(trial(*slower, objective=BOUND, baseline=late_best(529.0))).verdict is Verdict.FAIL
+    assert judge(trial(*slower, objective=BOUND, baseline=late_best(530.0))).promote
+
+
+def test_one_that_violates_the_limits_itself_replaces_nobody() -> None:
+    assert judge(trial(*whole(300.0, **LATE), objective=BOUND, baseline=late_best(900.0))).verdict is Verdict.FAIL
+
+
+def test_goodput_that_was_not_measured_on_both_sides_decides_nothing_and_says_so() -> None:
+    objective = Objective(maximise="goodput", ttft_ms_max=500.0)
+    found = judge(trial(*whole(150.0), base=EVEN, objective=objective))
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "too few of its requests met the limits" in found.reasons[0]

@@ -106,6 +106,24 @@ def test_the_question_is_short_and_fixed() -> None:
     asyncio.run(work())
 
 
+def test_a_fixed_prompt_is_answered_greedily_and_the_text_comes_whole_however_short() -> None:
+    text = " Tokyo.\n" + "x" * 300
+    said: Generated = probed(lambda p: p.complete("Q", 48, "m"), answer(completion(text)))
+    assert said.text == text
+    empty: Generated = probed(lambda p: p.complete("Q", 48, "m"), answer(completion("", tokens=0)))
+    assert (empty.ok, empty.text) == (True, "")
+    assert not probed(lambda p: p.complete("Q", 48, "m"), answer("no", 500)).ok
+
+    async def work() -> None:
+        async with server(answer(completion())) as (port, asked):
+            async with Probe(Place("127.0.0.1", port), ENDPOINTS) as probe:
+                await probe.complete("Q", 48, "m")
+            body = json.loads(asked[0].split(b"\r\n\r\n", 1)[1])
+            assert body == {"prompt": "Q", "max_tokens": 48, "temperature": 0, "model": "m"}
+
+    asyncio.run(work())
+
+
 def test_no_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
