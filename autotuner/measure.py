@@ -7,7 +7,6 @@ import dataclasses
 from typing import Any
 
 from autotuner import outcome
-from autotuner.act import server_ended
 from autotuner.bench.measurement import Figures, LevelSamples, Progress, figures
 from autotuner.context import Live, SlotContext
 from autotuner.core import decide
@@ -17,7 +16,7 @@ from autotuner.core.gather import Gather, LevelPlan, baseline_steps
 from autotuner.core.objective import weights_of
 from autotuner.core.policy import Facts, Fired, holding
 from autotuner.core.verdict import LevelReading, LevelResult
-from autotuner.core.watching import LevelRules
+from autotuner.core.watching import LevelRules, server_ended
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.load import Load

@@ -197,7 +197,11 @@ def load_settings(path: Path) -> Settings:
 
 def load_policies(settings: Settings) -> tuple[Policy, ...]:
     """Given the settings, return the policies of their folder, the shipped ones unless another is named."""
-    where = settings.policies_dir or folder("policies")
+    return policies_in(settings.policies_dir or folder("policies"))
+
+
+def policies_in(where: Path) -> tuple[Policy, ...]:
+    """Given a folder, return the policies of its files in the order of their names. Raise NotFound or InvalidInput."""
     if not where.is_dir():
         raise NotFound(f"there is no policies folder at {where}")
     policies: list[Policy] = []
