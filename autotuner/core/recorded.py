@@ -8,11 +8,11 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from autotuner.bench.measurement import Figures, Progress
-from autotuner.bench.workload import Benchmark
 from autotuner.core.candidate import Candidate
 from autotuner.core.objective import Objective
 from autotuner.core.source import wrong_at
@@ -34,6 +34,17 @@ class CandidateEntry(BaseModel):
     void: dict[int, str] = Field(default_factory=dict)
 
 
+class BenchmarkUsed(BaseModel):
+    """What a campaign was measured with, as far as telling it again needs it: named as in a benchmark of the settings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    levels: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    output_tokens: int = Field(default=128, ge=1)
+    seconds: float = Field(default=60.0, gt=0)
+    window_s: float = Field(default=2.0, gt=0)
+
+
 class CampaignFile(BaseModel):
     """`campaign.toml`: the candidates in the order in which they were tried, and where their figures are.
 
@@ -46,7 +57,7 @@ class CampaignFile(BaseModel):
     description: str
     gpus: int = Field(default=1, ge=1)
     table: str | None = None
-    benchmark: Benchmark = Benchmark()
+    benchmark: BenchmarkUsed = BenchmarkUsed()
     objective: Objective = Objective()
     candidate: tuple[CandidateEntry, ...] = Field(min_length=1)
 
@@ -143,8 +154,7 @@ class Campaign:
 def assembled(name: str, file: CampaignFile, trials: Sequence[RecordedTrial]) -> Campaign:
     """Given a campaign file and its trials, return the campaign; its levels are those on record unless the file names them."""
     recorded = sorted({level.concurrency for trial in trials for level in trial.levels})
-    named = file.benchmark.levels if "levels" in file.benchmark.model_fields_set else ()
-    levels = tuple(named or recorded or file.benchmark.levels)
+    levels = tuple(sorted(set(file.benchmark.levels or recorded or (1,))))
     return Campaign(name, file.description, file.gpus, levels, file.objective, tuple(trials))
 
 

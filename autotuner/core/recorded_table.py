@@ -8,9 +8,8 @@ import csv
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from autotuner.bench.workload import Benchmark
 from autotuner.core.candidate import Candidate
-from autotuner.core.recorded import RecordedLevel, RecordedTrial, progress_of
+from autotuner.core.recorded import BenchmarkUsed, RecordedLevel, RecordedTrial, progress_of
 from autotuner.core.source import Source, nearest
 from autotuner.engines.base import Speculation, Window
 from autotuner.errors import InvalidInput, Problem
@@ -98,7 +97,7 @@ def _row(source: Source, line: int, cells: Mapping[str, str], problems: list[Pro
 
 
 def trial_of(
-    rows: tuple[Row, ...], candidate: Candidate, asked: Speculation | None, benchmark: Benchmark
+    rows: tuple[Row, ...], candidate: Candidate, asked: Speculation | None, benchmark: BenchmarkUsed
 ) -> RecordedTrial:
     """Given one candidate's rows and the speculation that its file asks for, return what was recorded of it.
 
@@ -115,7 +114,7 @@ def trial_of(
     )
 
 
-def _level(row: Row, benchmark: Benchmark) -> RecordedLevel:
+def _level(row: Row, benchmark: BenchmarkUsed) -> RecordedLevel:
     """The row over equal windows; each request of the benchmark's output length, one stream answering after another."""
     count = max(1, round(benchmark.seconds / benchmark.window_s))
     ends_s = [benchmark.seconds * (i + 1) / count for i in range(count)]
