@@ -175,7 +175,8 @@ def _paced(candidate: Candidate, point: Point, windows: tuple[Window, ...]) -> t
             made = _steps_a_line(candidate) * (window.running or 0) * (window.accept_len or 1) if rate else 0.0
             length = made / rate if rate else 0.0
         else:
-            made, length = LINE_EVERY_S * rate, LINE_EVERY_S
+            length = window.seconds or LINE_EVERY_S
+            made = length * rate
         tokens.append(made)
         seconds.append(length)
     usual = [length for length, window in zip(seconds, windows, strict=True) if not window.after_idle and length]

@@ -176,6 +176,23 @@ def test_a_run_that_never_came_up_has_its_cause() -> None:
     assert (trial.diagnosis.cause, trial.exit_code) == ("bad-flag-combination", 2)
 
 
+def test_vllms_lines_make_windows_of_equal_length() -> None:
+    line = (
+        "(APIServer pid=1) INFO 01-01 00:00:00 [loggers.py:335] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation "
+        "throughput: {} tokens/s, Running: 2 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.1%, Prefix cache hit rate: 0.0%"
+    )
+    lines = [REQUEST.replace("generate", "v1/completions")] * 2 + [
+        line.format(rate) for rate in (10.0, 20.0, 30.0, 20.0)
+    ]
+    points = (point(2, 2, tokens=800, wall_s=40.0),)
+    candidate = CANDIDATE.model_copy(update={"engine": "vllm"})
+    results = Results(ready_s=60.0, points=points)
+    trial = recorded_log.trial_of("a.log", candidate, engine_for("vllm"), "\n".join(lines).encode(), results, {})
+    level = trial.levels[0]
+    assert [round(line.at_s) for line in level.progress] == [0, 10, 20, 30, 40]
+    assert [line.events for line in level.progress] == [0, 100, 200, 300, 200]
+
+
 def test_a_candidate_made_of_arguments_launches_the_same_words() -> None:
     args = ("--model-path", "/models/m", "--tp-size", "8", "--mem-fraction-static", "0.70", "--trust-remote-code")
     made = candidate_of("x", "sglang", Results(args=(*args, "--cuda-graph-bs", "1", "2"), env={"A": "b"}))
