@@ -13,10 +13,11 @@ from autotuner.core.candidate import Candidate
 from autotuner.core.effective import Configuration
 from autotuner.core.estimate import History, learn, remaining
 from autotuner.core.facts import server_facts, start_facts
-from autotuner.core.policy import Facts, Fired, Watch, built_in
+from autotuner.core.policy import Facts, Fired, Watch
 from autotuner.core.report import duration, ended_entry
 from autotuner.core.starting import Start, follow, so_far
-from autotuner.core.state import LaunchState, Purpose, Verdict
+from autotuner.core.state import LaunchState, Purpose
+from autotuner.core.watching import server_ended
 from autotuner.edge import clock
 from autotuner.edge.host import LaunchSpec, ServerSeen
 from autotuner.edge.probes import Probe
@@ -169,11 +170,6 @@ async def record_end(ctx: SlotContext, action: decide.RecordEnd) -> None:
                 ended_entry(ctx.name, row.name, diagnosis, seen.exit_code, "the best-known server is restored"),
                 clock.utc_label(),
             )
-
-
-def server_ended(diagnosis: Diagnosis) -> Fired:
-    """What a trial ends by if its server died and no rule in force names that."""
-    return built_in("server-ended", f"the server ended: {diagnosis.sentence}", Verdict.FAIL, diagnosis.advice)
 
 
 @dataclass

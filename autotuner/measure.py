@@ -8,7 +8,6 @@ import json
 from typing import Any
 
 from autotuner import log, outcome
-from autotuner.act import server_ended
 from autotuner.bench.goodput import figures_under
 from autotuner.bench.measurement import Figures, LevelSamples, Progress
 from autotuner.context import Live, SlotContext
@@ -21,7 +20,7 @@ from autotuner.core.gather import Gather, LevelPlan, baseline_steps
 from autotuner.core.objective import Constraints, Standing, weights_of
 from autotuner.core.policy import Facts, Fired, holding
 from autotuner.core.verdict import LevelReading, LevelResult, disagreement
-from autotuner.core.watching import LevelRules
+from autotuner.core.watching import LevelRules, server_ended
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.load import Load

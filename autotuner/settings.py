@@ -213,7 +213,7 @@ def load_policies(settings: Settings) -> tuple[Policy, ...]:
 
 
 def policies_in(where: Path) -> tuple[Policy, ...]:
-    """Given a folder, return its policies in the order of their names. Raise NotFound or InvalidInput."""
+    """Given a folder, return the policies of its files in the order of their names. Raise NotFound or InvalidInput."""
     if not where.is_dir():
         raise NotFound(f"there is no policies folder at {where}")
     policies: list[Policy] = []

@@ -10,6 +10,7 @@ from autotuner.errors import AutotunerError
 
 # command -> module of autotuner.cli that defines it
 COMMANDS = {
+    "campaign": "importing",
     "compare": "reading",
     "daemon": "daemon",
     "demo": "demo",
@@ -30,6 +31,7 @@ COMMANDS = {
     "why": "reading",
 }
 SUMMARIES = {
+    "campaign": "Import figures or logs from elsewhere as a recorded campaign.",
     "compare": "Set the measurements of candidates side by side.",
     "daemon": "Work the queue until told to end.",
     "demo": "Run a whole campaign on a real small server, here and now.",

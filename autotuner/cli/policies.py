@@ -1,17 +1,28 @@
 """`policies`: list the stop rules, explain one, list the facts they may use, try others on what was recorded."""
 
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
-from autotuner.cli.common import State, json_option, open_settings, open_state, print_json, table
-from autotuner.core.backtest import Outcome, end_of
-from autotuner.core.policy import FACTS, Policy, used_facts
-from autotuner.core.report import duration
-from autotuner.core.state import Verdict
+from autotuner.cli.backtesting import (
+    Backtest,
+    open_store,
+    outcomes_data,
+    outcomes_of,
+    show_outcomes,
+    wanted_objective,
+    with_objective,
+)
+from autotuner.cli.common import json_option, open_settings, open_state, print_json, table
+from autotuner.core.confirm import Noise
+from autotuner.core.objective import Objective
+from autotuner.core.policy import FACTS, used_facts
+from autotuner.edge.campaigns import is_campaign, read_campaign
 from autotuner.errors import NotFound
-from autotuner.settings import load_policies
+from autotuner.settings import Settings, load_policies, policies_in
+from autotuner.shipped import folder as shipped_folder
 
 
 @click.group()
@@ -83,63 +94,96 @@ def facts(as_json: bool) -> None:
 
 @policies.command()
 @click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--policies",
+    "rules_dir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="The rules to try, the same as FOLDER; else those in force, else the shipped ones.",
+)
+@click.option(
+    "--campaign",
+    "campaigns",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="A recorded campaign, or a daemon's state folder; may be given several times.",
+)
+@click.option(
+    "--objective", callback=wanted_objective, metavar="WHAT", help="level=N or mean, in place of the campaign's own."
+)
 @json_option
 @click.pass_context
-def test(ctx: click.Context, folder: Path | None, as_json: bool) -> None:
-    """Try the rules in FOLDER, or those in force, on every level on record: what would end otherwise, and what it saves.
+def test(
+    ctx: click.Context,
+    folder: Path | None,
+    rules_dir: Path | None,
+    campaigns: tuple[Path, ...],
+    objective: Objective | None,
+    as_json: bool,
+) -> None:
+    """Try the rules in FOLDER, or those in force, on what was recorded.
 
-    A level that a rule ended early has no record of how it had gone on; where the rules let it go on, that is said and
-    nothing more. A rule that would end a level of a trial that passed is named first.
+    Without --campaign, on every level in this host's store: what would end otherwise, and what it saves. A level that a
+    rule ended early has no record of how it had gone on; where the rules let it go on, that is said and nothing more. A
+    rule that would end a level of a trial that passed is named first.
+
+    With --campaign, each recorded campaign is told again: every candidate's verdict, the rule and level it ended at, the
+    causes of its loss, the load used of the whole benchmark, and the best-known at the end. Rules other than the shipped
+    ones are compared with those: decisions that change, GPU minutes saved or lost, and wrong stops, which are candidates that
+    were stopped although by their whole figures they would have won by 3 % or more.
 
     \b
     Examples:
       autotuner policies test
       autotuner policies test my-policies
+      autotuner policies test --campaign examples/campaigns/kimi-k2.5
+      autotuner policies test --campaign examples/campaigns/kimi-k2.5 --objective level=1
+      autotuner policies test --policies my-policies --campaign /var/lib/autotuner --campaign my-campaign
     """
-    state = open_state(ctx)
-    rules = load_policies(state.settings.model_copy(update={"policies_dir": folder}) if folder else state.settings)
-    outcomes, unknown = _outcomes(state, rules)
-    if as_json:
-        print_json([{**asdict(o), "saved_s": round(o.saved_s, 1), "changed": o.changed} for o in outcomes])
+    if folder is not None and rules_dir is not None and folder != rules_dir:
+        raise click.UsageError("FOLDER and --policies are the same thing; give one")
+    if objective is not None and not any(is_campaign(where) for where in campaigns):
+        raise click.UsageError("--objective is for recorded campaigns; name one with --campaign")
+    given = rules_dir or folder
+    if not campaigns:
+        state = open_state(ctx)
+        outcomes, unknown = outcomes_of(state.store, policies_in(given) if given else load_policies(state.settings))
+        if as_json:
+            print_json(outcomes_data(outcomes))
+        else:
+            show_outcomes(outcomes, unknown)
         return
-    lost = [o for o in outcomes if o.loses_winner]
-    for outcome in lost:
-        click.echo(
-            f"would lose {outcome.name} at concurrency {outcome.level}: {outcome.now.rule} ends a trial that passed"
-        )
-    changed = [o for o in outcomes if o.changed]
-    if changed:
-        columns = ("trial", "name", "level", "then", "now", "saved")
-        click.echo(table([_row(o) for o in changed], columns))
-    saved = duration(abs(sum(o.saved_s for o in outcomes)))
-    more = "saved" if sum(o.saved_s for o in outcomes) >= 0 else "more"
-    on = sum(o.goes_on for o in outcomes)
-    click.echo(
-        f"{len(changed)} of {len(outcomes)} levels on record would end otherwise: {saved} of load {more}, {on} would go on"
-    )
-    if unknown:
-        click.echo(f"{unknown} levels were left out: the rules they were looked at with are not kept")
+    settings = _settings(ctx)
+    shipped = policies_in(shipped_folder("policies"))
+    rules = policies_in(given) if given else load_policies(settings) if settings else shipped
+    budget = (settings.noise if settings else Noise()).error_budget
+    data: list[Any] = []
+    for number, where in enumerate(campaigns):
+        if number and not as_json:
+            click.echo("\n" + "=" * 72 + "\n")
+        if is_campaign(where):
+            recorded = read_campaign(where)
+            recorded = replace(recorded, objective=with_objective(recorded.objective, objective))
+            told = Backtest(recorded, rules, shipped, budget)
+            data.append(told.as_data())
+            if not as_json:
+                told.show()
+        else:
+            outcomes, unknown = outcomes_of(open_store(where), rules)
+            data.append({"campaign": str(where), "left_out": unknown, "levels": outcomes_data(outcomes)})
+            if not as_json:
+                click.echo(f"{where}:")
+                show_outcomes(outcomes, unknown)
+    if as_json:
+        print_json(data)
 
 
-def _outcomes(state: State, rules: tuple[Policy, ...]) -> tuple[list[Outcome], int]:
-    """Every level on record under the rules of then and under these; and how many cannot be replayed."""
-    kept, found, unknown = state.store.kept_policies(), [], 0
-    for trial in state.store.trials():
-        for result in state.store.results(trial.id):
-            evidence = state.store.evidence(trial.id, result.concurrency)
-            hashes = evidence.get("policies", {}).values()
-            if not hashes or any(sha256 not in kept for sha256 in hashes):
-                unknown += 1
-                continue
-            then = end_of(tuple(kept[sha256] for sha256 in hashes), evidence["looks"])
-            now = end_of(rules, evidence["looks"])
-            won = trial.verdict is Verdict.PASS
-            found.append(Outcome(trial.id, trial.name, result.concurrency, won, then, now))
-    return found, unknown
-
-
-def _row(outcome: Outcome) -> tuple[str, ...]:
-    then, now = (f"{end.rule or 'to its end'} at {duration(end.load_s)}" for end in (outcome.then, outcome.now))
-    saved = "unknown: it goes on" if outcome.goes_on else duration(abs(outcome.saved_s))
-    sign = "-" if outcome.saved_s < 0 else ""
-    return (str(outcome.trial), outcome.name, str(outcome.level), then, now, f"{sign}{saved}")
+def _settings(ctx: click.Context) -> Settings | None:
+    """The settings, None where there are none and none were named: recorded campaigns need no host."""
+    try:
+        return open_settings(ctx)[1]
+    except NotFound:
+        if ctx.obj:
+            raise
+        return None

@@ -13,6 +13,7 @@ from autotuner.core.candidate import Candidate, parse_candidates
 from autotuner.core.policy import load_policy
 from autotuner.core.source import Source, parse
 from autotuner.edge import procfs
+from autotuner.edge.campaigns import read_campaign
 from autotuner.edge.helpcache import HelpCache
 from autotuner.edge.host_local import LocalHost
 from autotuner.engines.flags import Findings
@@ -29,11 +30,11 @@ from autotuner.settings import Settings, find_settings, load_settings, read_sour
 @json_option
 @click.pass_context
 def validate(ctx: click.Context, files: tuple[str, ...], no_preflight: bool, as_json: bool) -> None:
-    """Check candidate, settings and policy FILES; exit code 3 if one is wrong.
+    """Check candidate, settings, policy and campaign FILES; exit code 3 if one is wrong.
 
-    What a file is shows in its content: a settings file has [slots], a policy has [[rule]], all else is a candidate. A
-    candidate is also checked against its program's own flags where that is installed, and against its slot where there
-    are settings; what is worth knowing but not wrong is printed as a warning.
+    What a file is shows in its content: a settings file has [slots], a policy has [[rule]], a recorded campaign has
+    [[candidate]], all else is a candidate. A candidate is also checked against its program's own flags where that is
+    installed, and against its slot where there are settings; what is worth knowing but not wrong is printed as a warning.
 
     \b
     Examples:
@@ -91,6 +92,9 @@ class _Checks:
         if "rule" in keys:
             policy = load_policy(source)
             return "policy", ", ".join(rule.name for rule in policy.rules), []
+        if "candidate" in keys and "engine" not in keys:
+            recorded = read_campaign(path.parent)
+            return "recorded campaign", ", ".join(trial.candidate.name for trial in recorded.trials), []
         return self._candidates(source)
 
     def _candidates(self, source: Source) -> tuple[str, str, list[str]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from autotuner.bench.measurement import Figures
 from autotuner.core.answers import Agreement
-from autotuner.core.causes import level_of, split_loss
+from autotuner.core.causes import Share, level_of, split_loss
 from autotuner.core.effective import Difference
 from autotuner.core.entry import Draft
 from autotuner.core.policy import Fired
@@ -146,6 +146,16 @@ def plus_minus(interval: Interval | None, digits: int = 2) -> str:
     if not math.isfinite(interval.high):
         return f"{interval.mean:.{digits}f}"
     return f"{interval.mean:.{digits}f} ± {(interval.high - interval.low) / 2:.{digits}f}"
+
+
+def loss_in_words(concurrency: int, shares: tuple[Share, ...]) -> str:
+    """Given a level that lost and the shares of its loss, return who lost how much of it."""
+    lost = sum(share.tok_s for share in shares)
+    costs = [share for share in shares if share.tok_s > 0]
+    whole = sum(share.tok_s for share in costs)
+    parts = [f"{'all' if len(costs) == 1 else f'{100 * c.tok_s / whole:.0f} %'} is {c.words}" for c in costs]
+    gained = "".join(f"; {share.words} {rate(-share.tok_s)} there" for share in shares if share.tok_s < 0)
+    return f"of the {rate(lost)} tok/s lost at concurrency {concurrency}, {', '.join(parts)}{gained}"
 
 
 def _word(report: TrialReport) -> str:
@@ -358,12 +368,5 @@ def _shares(report: TrialReport) -> str:
         shares = split_loss(level) if level is not None else ()
         if level is None or not shares or (result.speculation is None and shares[0].cause == "slower-step"):
             continue
-        lost = level.baseline_tok_s - level.measured_tok_s
-        costs = [share for share in shares if share.tok_s > 0]
-        whole = sum(share.tok_s for share in costs)
-        parts = [
-            f"{'all' if len(costs) == 1 else f'{100 * share.tok_s / whole:.0f} %'} is {share.words}" for share in costs
-        ]
-        gained = "".join(f"; {share.words} {rate(-share.tok_s)} there" for share in shares if share.tok_s < 0)
-        return f"of the {rate(lost)} tok/s lost at concurrency {result.concurrency}, {', '.join(parts)}{gained}"
+        return loss_in_words(result.concurrency, shares)
     return ""

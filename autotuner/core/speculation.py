@@ -168,7 +168,7 @@ def baseline_step(points: dict[float, float], running: float) -> StepTime | None
     return StepTime(seconds, "extrapolated", (a, b), EXTRAPOLATION_ERROR)
 
 
-def prior_needed(num_steps: int, running: float) -> float:
+def prior_needed(num_steps: float, running: float) -> float:
     """Given the depth of a draft and the running requests, return the break-even accept length that published rows suggest.
 
     For a server whose plain step was never measured. Right within PRIOR_ERROR for dense models on one GPU, and of no use

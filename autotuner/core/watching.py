@@ -5,7 +5,9 @@ The daemon, the replay of recorded campaigns and the simulator all look through 
 
 from dataclasses import dataclass, field
 
-from autotuner.core.policy import ENDS_LEVEL, Facts, Fired, Policy, Watch, When
+from autotuner.core.policy import ENDS_LEVEL, Facts, Fired, Policy, Watch, When, built_in
+from autotuner.core.state import Verdict
+from autotuner.engines.base import Diagnosis
 
 
 @dataclass
@@ -51,3 +53,8 @@ class LevelRules:
         self.looks.append(look)
         self.ended = self.ended or ends
         return ends
+
+
+def server_ended(diagnosis: Diagnosis) -> Fired:
+    """What a trial ends by if its server died and no rule in force names that."""
+    return built_in("server-ended", f"the server ended: {diagnosis.sentence}", Verdict.FAIL, diagnosis.advice)

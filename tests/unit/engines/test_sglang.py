@@ -1,5 +1,6 @@
 """What is read out of SGLang, each promise on the text of a real log or in the format of one release."""
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from autotuner.engines.sglang import SGLang
 from autotuner.engines.vocabulary import CAUSES
 
 RECORDINGS = Path(__file__).parent / "recordings"
+CAMPAIGNS = Path(__file__).resolve().parents[3] / "examples" / "campaigns"
 ENGINE = SGLang()
 PLACE = Place("127.0.0.1", 30000)
 
@@ -445,7 +447,9 @@ def test_a_flag_of_another_release_is_named_from_the_recording() -> None:
 
 
 def test_a_missing_model_is_named_from_the_recording() -> None:
-    diagnosis = ENGINE.diagnose(ServerExit(1, False, False), tuple(recorded("sglang-0.5.12-missing-model.log")))
+    log = CAMPAIGNS / "sglang-0.5.12-h200" / "smol" / "missing-model.log.gz"
+    lines = split_lines(gzip.decompress(log.read_bytes()))
+    diagnosis = ENGINE.diagnose(ServerExit(1, False, False), tuple(lines))
     assert diagnosis.cause == "bad-flag-combination"
     assert "not found" in diagnosis.sentence
     assert "/models/nope" in diagnosis.evidence[0]

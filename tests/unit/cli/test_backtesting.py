@@ -1,0 +1,173 @@
+"""`campaign import` makes a folder that `policies test --campaign` tells again; what is wrong is said with what to do."""
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from autotuner.cli import main
+from autotuner.edge.campaigns import read_campaign
+from autotuner.edge.store import Store
+
+ROOT = Path(__file__).resolve().parents[3]
+CAMPAIGNS = ROOT / "examples" / "campaigns"
+KIMI = CAMPAIGNS / "kimi-k2.5"
+CANDIDATES = ROOT / "examples" / "kimi-k2.5"
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AUTOTUNER_SETTINGS", raising=False)
+    monkeypatch.setattr("autotuner.settings.PLACES", ())
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+def test_the_story_is_told_with_rule_cause_proposal_and_load() -> None:
+    said = run("policies", "test", "--campaign", KIMI)
+    assert said.exit_code == 0, said.output
+    for words in (
+        "eagle3-aq-medai: fail by below-break-even at 128",
+        "50 % is the server's cap of 48 running requests",
+        "Proposes eagle3-aq-medai+max-running-requests-128",
+        "20 s of 6 min 0 s",
+        "best-known at the end: sglang-base",
+    ):
+        assert words in said.output
+    assert "decisions change" not in said.output  # the shipped rules are not compared with themselves
+
+
+def test_as_json_it_is_the_same_story() -> None:
+    table = json.loads(run("policies", "test", "--campaign", KIMI, "--objective", "level=1", "--json").output)
+    assert [story["best"] for story in table] == ["vllm-baseline"]
+    own = table[0]["candidates"][3]
+    assert (own["rule"], own["ended_at"], own["verdict"], own["wrong_stop"]) == ("drafter-broken", 1, "fail", False)
+    assert own["levels"][0]["accept_len"] == 1.0
+    assert "against_shipped" not in table[0]
+
+
+def test_other_rules_are_held_against_the_shipped_ones(tmp_path: Path) -> None:
+    rules = tmp_path / "rules"
+    shutil.copytree(ROOT / "policies", rules)
+    (rules / "house.toml").write_text(
+        'description = "d"\n[[rule]]\nname = "no-vllm"\non = "window"\nwhen = "candidate.engine == \'vllm\'"\n'
+        'action = "abandon"\nsentence = "It is vLLM"\n'
+    )
+    arguments = ("policies", "test", "--campaign", KIMI, "--objective", "level=1")
+    said = run(*arguments, "--policies", rules).output
+    assert said == run(*arguments, rules).output  # FOLDER is the same thing
+    assert "WRONG STOP: vllm-baseline would have reached 1.30 of sglang-base's" in said
+    assert "fail by no-vllm at 1" in said
+    assert "wrong stops: vllm-baseline (shipped rules: none)" in said
+    found = json.loads(run(*arguments, "--policies", rules, "--json").output)[0]["against_shipped"]
+    assert found["saved_gpu_min"] > 0
+    change = next(c for c in found["changes"] if c["name"] == "vllm-baseline")
+    assert (change["then"], change["now"], change["decision"]) == ("promoted", "fail by no-vllm at 1", True)
+
+
+def test_a_state_folder_is_a_campaign_too_and_anything_else_is_refused(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    Store(state / "state.db")
+    said = run("policies", "test", "--campaign", state)
+    assert said.exit_code == 0, said.output
+    assert "0 of 0 levels on record would end otherwise" in said.output
+    refused = run("policies", "test", "--campaign", tmp_path)
+    assert refused.exit_code == 5
+    assert "neither a recorded campaign (campaign.toml) nor a state folder (state.db)" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--campaign", KIMI, "--objective", "fastest"), "neither level=N nor mean"),
+        (("--campaign", KIMI, "--objective", "level=0"), "neither level=N nor mean"),
+        (("--objective", "mean"), "name one with --campaign"),
+        (("--policies", ROOT / "policies", str(ROOT / "docs")), "give one"),
+    ],
+)
+def test_a_wrong_command_line_is_said(arguments: tuple[object, ...], said: str) -> None:
+    found = run("policies", "test", *arguments)
+    assert found.exit_code == 2
+    assert said in found.output
+
+
+def test_a_table_is_imported_with_its_candidates_and_told(tmp_path: Path) -> None:
+    out = tmp_path / "mine"
+    given = [a for path in sorted(CANDIDATES.glob("[1-4]-*.toml")) for a in ("--candidate", path)]
+    said = run("campaign", "import", KIMI / "figures.csv", *given, "--out", out)
+    assert said.exit_code == 0, said.output
+    assert f"autotuner policies test --campaign {out}" in said.output
+    made, original = read_campaign(out), read_campaign(KIMI)
+    assert [t.candidate.id for t in made.trials] == [t.candidate.id for t in original.trials]
+    assert "best-known at the end: sglang-base" in run("policies", "test", "--campaign", out).output
+
+
+def test_a_table_alone_is_enough(tmp_path: Path) -> None:
+    out = tmp_path / "mine"
+    assert run("campaign", "import", KIMI / "figures.csv", "--out", out).exit_code == 0
+    trial = read_campaign(out).trials[2]
+    assert trial.speculation is not None
+    assert trial.speculation.num_steps is None
+    assert "best-known at the end: sglang-base" in run("policies", "test", "--campaign", out).output
+
+
+def test_logs_are_imported_the_first_one_first(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    big = CAMPAIGNS / "sglang-0.5.12-h200" / "big"
+    for name in ("big-base", "big-base-again", "big-no-cg"):
+        (logs / f"{name}.log").write_bytes(gzip.decompress((big / f"{name}.log.gz").read_bytes()))
+        shutil.copy(big / f"{name}.json", logs)
+    out = tmp_path / "mine"
+    said = run(
+        "campaign", "import", logs, "--first", "big-no-cg", "--only", "big-base", "--only", "*-no-cg", "--out", out
+    )
+    assert said.exit_code == 0, said.output
+    made, original = read_campaign(out), read_campaign(big)
+    assert [t.candidate.name for t in made.trials] == ["big-no-cg", "big-base"]
+    assert made.trials[1] == original.trials[0]
+    assert "big-base: promoted" in run("policies", "test", "--campaign", out, "--objective", "level=8").output
+
+
+def test_nothing_is_written_over_and_nothing_half(tmp_path: Path) -> None:
+    out = tmp_path / "mine"
+    table = tmp_path / "t.csv"
+    table.write_text("config,engine,level,output_tok_s\na,sglang,1,ten\n")
+    wrong = run("campaign", "import", table, "--out", out)
+    assert wrong.exit_code == 3
+    assert f"{table}:2: output_tok_s: 'ten' is no number" in wrong.output
+    table.write_text("config,level,output_tok_s\na,1,10\n")
+    assert "a has neither an engine nor a candidate file" in run("campaign", "import", table, "--out", out).output
+    table.write_text("config,engine,level,output_tok_s\na,sglan,1,10\n")
+    assert run("campaign", "import", table, "--out", out).exit_code == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
+    out.mkdir()
+    assert run("campaign", "import", KIMI / "figures.csv", "--out", out).exit_code == 4
+
+
+def test_what_an_import_lacks_is_named(tmp_path: Path) -> None:
+    logs, out = tmp_path / "logs", tmp_path / "mine"
+    logs.mkdir()
+    assert "no run with both NAME.log and NAME.json" in run("campaign", "import", logs, "--out", out).output
+    assert run("campaign", "import", logs, "--first", "x", "--out", out).exit_code == 5
+    assert "known: sglang" in run("campaign", "import", logs, "--engine", "x", "--out", out).output
+
+
+def test_a_campaign_names_the_row_file_and_candidate_that_do_not_fit(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    assert run("campaign", "import", KIMI / "figures.csv", "--out", mine).exit_code == 0
+    with (mine / "figures.csv").open("a") as file:
+        file.write("another,sglang,1,5,,,,\n")
+    assert (
+        "another is no candidate of campaign.toml" in run("validate", "--no-preflight", mine / "campaign.toml").output
+    )
+    (mine / "sglang-base.toml").unlink()
+    said = run("policies", "test", "--campaign", mine)
+    assert said.exit_code == 5
+    assert "sglang-base.toml" in said.output
