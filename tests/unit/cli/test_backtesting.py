@@ -35,7 +35,7 @@ def test_the_story_is_told_with_rule_cause_proposal_and_load() -> None:
         "eagle3-aq-medai: fail by below-break-even at 128",
         "50 % is the server's cap of 48 running requests",
         "Proposes eagle3-aq-medai+max-running-requests-128",
-        "20 s of 6 min 0 s",
+        "16 s of 6 min 0 s",
         "best-known at the end: sglang-base",
     ):
         assert words in said.output
