@@ -7,9 +7,9 @@ from autotuner.bench.goodput import with_goodput
 from autotuner.bench.measurement import GoodputLimits, LevelSamples
 from autotuner.bench.workload import Benchmark
 from autotuner.context import SlotContext
-from autotuner.core.confirm import Owed, Record, Run, complete, first_leg, on_record, owed, pool
+from autotuner.core.confirm import Owed, Record, Run, complete, first_leg, on_record, owed, owed_if_open, pool
 from autotuner.core.objective import weights_of
-from autotuner.core.state import TrialState
+from autotuner.core.state import TrialState, Verdict
 from autotuner.core.verdict import LevelResult, Win
 from autotuner.edge import clock
 from autotuner.edge.rows import Trial
@@ -60,7 +60,8 @@ def win_of(ctx: SlotContext, trial: Trial) -> Win | None:
     """Given a trial, return the win that it confirms; None if it confirms none."""
     if trial.confirms is None or trial.is_baseline:
         return None
-    return Win(trial.confirms, ctx.store.trial(trial.confirms).score)
+    before = ctx.store.trial(trial.confirms)
+    return Win(trial.confirms, before.score, proven=before.verdict is Verdict.PASS)
 
 
 def confirmed_runs(ctx: SlotContext, trial: Trial) -> tuple[Run, ...]:
@@ -72,15 +73,16 @@ def confirmed_runs(ctx: SlotContext, trial: Trial) -> tuple[Run, ...]:
     return tuple(_run(ctx, t) for t in reversed(mine))
 
 
-def owed_by(ctx: SlotContext, trial: Trial, record: Record) -> tuple[Owed, ...]:
-    """Given a trial of a candidate, return what must be measured before it may promote, should it win."""
+def owed_by(ctx: SlotContext, trial: Trial, record: Record) -> tuple[tuple[Owed, ...], tuple[Owed, ...]]:
+    """Given a trial of a candidate, return what must be measured before it may promote, and what may be if it only leads."""
     ladder = ctx.store.ladder(ctx.name)
     if not ladder or ladder[0][0] == trial.candidate_id:
-        return ()
+        return (), ()
     cost = [t for t in ctx.store.confirming(trial.confirms or trial.id) if t.is_baseline]
     tries = sum(t.candidate_id == ladder[0][0] and t.state is not TrialState.QUEUED for t in cost)
     confirmed = len(confirmed_runs(ctx, trial)) + 1 if trial.confirms is not None else 0
-    return owed(ctx.settings.noise, record, tries, confirmed)
+    noise = ctx.settings.noise
+    return owed(noise, record, tries, confirmed), owed_if_open(noise, tries, confirmed)
 
 
 def queue_owed(ctx: SlotContext, trial: Trial, benchmark: Benchmark, follows: tuple[Owed, ...]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from autotuner.bench.workload import Benchmark
 from autotuner.context import Live, SlotContext
 from autotuner.core import report
 from autotuner.core.candidate import to_toml
-from autotuner.core.confirm import owed_again
+from autotuner.core.confirm import Owed, noise_between, owed_again
 from autotuner.core.entry import Draft
 from autotuner.core.followups import PURPOSE
 from autotuner.core.front import described, front_of
@@ -217,9 +217,12 @@ def trial_so_far(ctx: SlotContext, trial: Trial) -> TrialSoFar:
     record = confirming.record_of(ctx, trial, deciding)
     told = confirming.record_with(ctx, trial, deciding) if trial.is_baseline else record
     if trial.is_baseline:
-        owed = owed_again({r.concurrency: r.figures for r in results}, deciding, is_repeat=trial.parent is not None)
+        mine = {r.concurrency: r.figures for r in results}
+        owed, if_open = owed_again(mine, deciding, is_repeat=trial.parent is not None), tuple[Owed, ...]()
     else:
-        owed = confirming.owed_by(ctx, trial, record)
+        owed, if_open = confirming.owed_by(ctx, trial, record)
+    earlier = tuple(run.figures for run in confirming.confirmed_runs(ctx, trial))
+    fresh = (*earlier, {r.concurrency: r.figures for r in results}) if trial.confirms is not None else ()
     ladder = ctx.store.ladder(ctx.name)
     return TrialSoFar(
         objective=objective,
@@ -230,13 +233,14 @@ def trial_so_far(ctx: SlotContext, trial: Trial) -> TrialSoFar:
         has_best=bool(ladder),
         is_best=bool(ladder) and ladder[0][0] == trial.candidate_id,
         is_baseline=trial.is_baseline,
-        launch_noise=told.noise,
+        launch_noise=told.noise if trial.is_baseline else noise_between(told, fresh, deciding),
         alpha=alpha_of(ctx, trial),
         measure=deciding if trial.confirms is not None else (),
         baseline_runs=tuple(run.figures for run in record.runs),
-        earlier_runs=tuple(run.figures for run in confirming.confirmed_runs(ctx, trial)),
+        earlier_runs=earlier,
         win=confirming.win_of(ctx, trial),
         owed=owed,
+        owed_if_open=if_open,
         remarks=told.said,
         answers=trial.answers,
         best_answers=best_answers_of(ctx, trial),

@@ -18,17 +18,22 @@ from autotuner.core.statistics import Z95, Z99, between_launches, launch_noise
 class Noise(BaseModel):
     """How sure a promotion has to be. `confirm_launches` 0 promotes on the first trial's figures, as they are.
 
-    `baseline_launches`: launches of the best-known on record that a promotion needs. `baseline_max_age_s`: none of them
-    being younger than this, it is launched once more. `error_budget`: the probability with which a campaign may have a wrong
-    stop or promotion by chance.
+    `baseline_launches`: launches of the best-known on record that a promotion needs. `open_launches`: how often a candidate
+    that leads by PROMISING, but is not proven to be better, is launched again beside the best-known. `baseline_max_age_s`:
+    none of them being younger than this, it is launched once more. `error_budget`: the probability with which a campaign
+    may have a wrong stop or promotion by chance.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     baseline_launches: int = Field(default=2, ge=1, le=20)
     confirm_launches: int = Field(default=1, ge=0, le=20)
+    open_launches: int = Field(default=3, ge=0, le=20)
     baseline_max_age_s: float = Field(default=14400.0, gt=0)
     error_budget: float = Field(default=0.05, gt=0, lt=1)
+
+
+PROMISING = 1.03  # a lead worth two more launches: nobody changes a server for less
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,33 @@ def owed(noise: Noise, best: Record, best_tries: int, confirmed: int) -> tuple[O
     for turn, confirm in enumerate(confirms):
         found += [*baselines[ahead + turn : ahead + turn + 1], confirm]
     return tuple(found)
+
+
+def owed_if_open(noise: Noise, best_tries: int, confirmed: int) -> tuple[Owed, ...]:
+    """Return what may still be measured for a candidate that leads without being proven better, in this order.
+
+    `best_tries` and `confirmed` as for `owed`. The two sides take turns, and the verdict after each pair asks anew.
+    """
+    if not noise.confirm_launches or confirmed >= noise.open_launches:
+        return ()
+    why = f"a lead of {100 * (PROMISING - 1):.0f} % or more that may be noise: one more launch of each side narrows it"
+    confirm = Owed("confirm", why)
+    return (Owed("baseline", why), confirm) if best_tries <= confirmed else (confirm,)
+
+
+def noise_between(record: Record, fresh: tuple[dict[int, Figures], ...], levels: tuple[int, ...]) -> float:
+    """Given the best-known's record and the launches that confirm a win, return the noise between launches of both.
+
+    Where the record says that the host has changed, its own noise stands.
+    """
+    counts = [run for run in fresh if complete(run, levels)]
+    if record.said or len(counts) < 2:
+        return record.noise
+    sides = [[run.figures for run in record.runs], counts]
+    return max(
+        (launch_noise(*([f[level].output_tok_s for f in side] for side in sides)) for level in levels),
+        default=record.noise,
+    )
 
 
 def owed_again(figures: dict[int, Figures], levels: tuple[int, ...], *, is_repeat: bool) -> tuple[Owed, ...]:

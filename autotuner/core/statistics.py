@@ -4,6 +4,7 @@ Everything here is a published formula; each says which, and what it assumes.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
@@ -157,14 +158,16 @@ def between_launches(launch_noise: float, launches: tuple[int, int]) -> float:
     return launch_noise**2 * (1 / launches[0] + 1 / launches[1])
 
 
-def launch_noise(repeats: list[float]) -> float:
-    """Given one rate from each launch of the same configuration, return their relative standard deviation.
+def launch_noise(*groups: Sequence[float]) -> float:
+    """Given one rate from each launch of a configuration, for one or more of them, return their relative standard deviation.
 
-    With fewer than two launches nothing was measured, and the prior stands. Two or three repeats can agree by chance,
-    so the prior counts as one more observation of the variance.
+    Pooled over the configurations. With fewer than two launches of any nothing was measured, and the prior stands. Two or
+    three repeats can agree by chance, so the prior counts as one more observation of the variance.
     """
-    if len(repeats) < 2:
-        return LAUNCH_NOISE_PRIOR
-    mean = sum(repeats) / len(repeats)
-    squares = sum((r - mean) ** 2 for r in repeats) / mean**2
-    return math.sqrt((squares + LAUNCH_NOISE_PRIOR**2) / len(repeats))
+    squares, freedom = LAUNCH_NOISE_PRIOR**2, 1
+    for rates in groups:
+        if len(rates) > 1:
+            mean = sum(rates) / len(rates)
+            squares += sum((r - mean) ** 2 for r in rates) / mean**2
+            freedom += len(rates) - 1
+    return math.sqrt(squares / freedom)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from autotuner.bench.measurement import Figures
 from autotuner.core.answers import Agreement, agreement
-from autotuner.core.confirm import Owed, complete, pool
+from autotuner.core.confirm import PROMISING, Owed, complete, pool
 from autotuner.core.objective import (
     Objective,
     deciding_levels,
@@ -91,10 +91,17 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Win:
-    """The win that a trial confirms: the trial that won, and its score against the best-known of then."""
+    """The win that a trial confirms: the trial that won, and its score against the best-known of then.
+
+    Not `proven` where that trial only led.
+    """
 
     trial: int
     score: Interval | None = None
+    proven: bool = True
+
+    def __str__(self) -> str:
+        return f"the {'win' if self.proven else 'lead'} of trial {self.trial}"
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,8 @@ class TrialSoFar:
     A verdict compares the mean of `baseline_runs`, the best-known's launches on record, oldest first (where none is given,
     `baseline` is the one), with the mean of this launch and of `earlier_runs`, the launches that confirmed `win` before it.
     `owed` is what must still be measured if this trial wins, or, of a measurement of the best-known, because it is no good;
-    `remarks` is what else is to be said of the launches compared.
+    `owed_if_open` what may be measured once more if it leads without being proven better; `remarks` is what else is to be
+    said of the launches compared.
     """
 
     objective: Objective
@@ -127,6 +135,7 @@ class TrialSoFar:
     earlier_runs: tuple[dict[int, Figures], ...] = ()
     win: Win | None = None
     owed: tuple[Owed, ...] = ()
+    owed_if_open: tuple[Owed, ...] = ()
     remarks: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
     best_answers: tuple[str, ...] = ()
@@ -211,7 +220,7 @@ def _compare(trial: TrialSoFar, figures: dict[int, Figures], runs: tuple[dict[in
     won, fresh = "", "a fresh launch" if launches[0] == 1 else f"{launches[0]} fresh launches"
     if trial.win is not None:
         before = f", {trial.win.score.mean:.3f} then," if trial.win.score else ""
-        won = f"the win of trial {trial.win.trial}{before}"
+        won = f"{trial.win}{before}"
     if result.low > asked and not trial.is_best:
         reason = f"{shown}, above {asked:g} {noise}"
         if won:
@@ -227,9 +236,12 @@ def _compare(trial: TrialSoFar, figures: dict[int, Figures], runs: tuple[dict[in
         "it is the best-known itself, which cannot beat itself" if trial.is_best else "that is no difference to act on"
     )
     reason = f"{shown}; {noise} {act}"
-    follows = trial.owed if won else ()
+    leads = result.mean >= asked * PROMISING and not trial.is_best
+    follows = (trial.owed if won else ()) or (trial.owed_if_open if leads else ())
     if won:
         reason = f"{won} {'is still open' if follows else 'is not confirmed'} on {fresh}: {reason}"
+    elif follows:
+        reason += ", but a lead worth another launch of each side"
     return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=(reason,), score=result, follows=follows)
 
 
@@ -256,7 +268,7 @@ def _of_the_best_known(trial: TrialSoFar, figures: dict[int, Figures]) -> str:
 
 
 def _unconfirmed(trial: TrialSoFar) -> tuple[str, ...]:
-    return (f"the win of trial {trial.win.trial} is not confirmed",) if trial.win is not None else ()
+    return (f"{trial.win} is not confirmed",) if trial.win is not None else ()
 
 
 def agreed(trial: TrialSoFar) -> Agreement | None:

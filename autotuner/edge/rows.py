@@ -52,8 +52,8 @@ class Trial:
     def aim(self) -> str:
         """What it is for, where it is not a candidate's own trial; empty where it is."""
         if self.is_baseline:
-            return f"best-known again (A/A), for the win of trial {self.confirms}" if self.confirms else "baseline"
-        return f"confirms the win of trial {self.confirms}" if self.confirms else ""
+            return f"best-known again (A/A), for trial {self.confirms}" if self.confirms else "baseline"
+        return f"confirms trial {self.confirms}" if self.confirms else ""
 
 
 @dataclass(frozen=True)

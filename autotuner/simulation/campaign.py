@@ -7,11 +7,12 @@ error budget. Only the servers are made up.
 import random
 from dataclasses import dataclass, field, replace
 
-from autotuner.core.confirm import Noise, Record, Run, first_leg, on_record, owed, pool
+from autotuner.core.confirm import Noise, Record, Run, first_leg, noise_between, on_record, owed, owed_if_open, pool
 from autotuner.core.gather import LevelPlan, baseline_steps
 from autotuner.core.objective import Objective, deciding_levels, weights_of
 from autotuner.core.policy import Facts, Policy
 from autotuner.core.speculation import USUAL_DOUBT, Doubt
+from autotuner.core.state import Verdict
 from autotuner.core.statistics import Interval, budget_share, relative_half_width
 from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, Win, judge, lost, next_level
 from autotuner.simulation.level import launched, measure, speculation_of, steady_s, warm_up_s
@@ -168,7 +169,8 @@ class _Work:
 
     def _confirm(self, server: Server, won: TrialSoFar, judgement: Judgement, left: int) -> Judgement:
         """Launch what is owed until the win is promoted or does not hold."""
-        win, tries, confirmed, fresh = Win(1, judgement.score), 0, list[Run](), won
+        win = Win(1, judgement.score, proven=judgement.verdict is Verdict.PASS)
+        tries, confirmed, fresh = 0, list[Run](), won
         while judgement.follows:
             for one in first_leg(judgement.follows):
                 if one.what == "baseline":
@@ -178,10 +180,17 @@ class _Work:
                 alpha = budget_share(self.noise.error_budget, self.spent, left)
                 self.spent += alpha
                 fresh = self._trial(server, alpha, self.deciding, is_baseline=False)
-                owing = owed(self.noise, self._record(), tries, len(confirmed) + 1)
-                earlier = tuple(run.figures for run in confirmed)
-                judgement = judge(replace(fresh, win=win, owed=owing, earlier_runs=earlier))
                 confirmed.append(self._run(fresh))
+                runs = tuple(run.figures for run in confirmed)
+                fresh = replace(
+                    fresh,
+                    win=win,
+                    owed=owed(self.noise, self._record(), tries, len(confirmed)),
+                    owed_if_open=owed_if_open(self.noise, tries, len(confirmed)),
+                    earlier_runs=runs[:-1],
+                    launch_noise=noise_between(self._record(), runs, self.deciding),
+                )
+                judgement = judge(fresh)
         if judgement.promote:
             self.best, self.runs = server, confirmed
             self.known = {r.concurrency: r for r in (*won.results, *fresh.results)}
@@ -219,6 +228,7 @@ class _Work:
             measure=levels,
             baseline_runs=tuple(run.figures for run in record.runs),
             owed=() if is_baseline or server is self.best else owed(self.noise, record, 0, 0),
+            owed_if_open=() if is_baseline or server is self.best else owed_if_open(self.noise, 0, 0),
         )
         while (level := next_level(so_far)) is not None:
             plan = self._plan(server, level, so_far, max(1, len(record.runs)))

@@ -45,7 +45,7 @@ def test_the_faster_server_is_promoted_and_serves_at_the_end(house: House) -> No
     assert "it is promoted once fresh launches have confirmed that" in won
     assert "the best-known, base, is launched again as trial 4: it has 1 launch on record, 2 are asked" in won
     assert "; faster is launched again as trial 5: a win is promoted on a fresh launch only" in won
-    assert "- Trial: 4, best-known again (A/A), for the win of trial 2" in again
+    assert "- Trial: 4, best-known again (A/A), for trial 2" in again
     assert "of the launch before" in again
     assert "is confirmed on a fresh launch" in confirmed
     assert "1 against 2 launches" in confirmed
@@ -80,7 +80,7 @@ def test_a_winner_that_was_lucky_once_is_not_promoted(house: House) -> None:
         r"The win of trial 2, 1\.[789]\d+ then, is not confirmed on a fresh launch: the objective is [01]\.", said
     )
     assert house.status()["trials"][-1]["confirms"] == 2
-    assert "followed by: trial 4, lucky: confirms the win of trial 2, inconclusive" in house.cli("show", 2).stdout
+    assert "followed by: trial 4, lucky: confirms trial 2, inconclusive" in house.cli("show", 2).stdout
     assert all(line.endswith(": as recorded") for line in house.cli("journal", "replay").stdout.splitlines())
 
 

@@ -17,9 +17,11 @@ from autotuner.core.confirm import (
     complete,
     drifted,
     first_leg,
+    noise_between,
     on_record,
     owed,
     owed_again,
+    owed_if_open,
     pool,
 )
 from autotuner.core.objective import Objective
@@ -240,6 +242,35 @@ def test_an_open_confirmation_goes_on_with_the_launches_that_are_owed() -> None:
     assert (found.verdict, found.follows) == (Verdict.INCONCLUSIVE, owing)
     assert "is still open" in found.reasons[0]
     assert judge(trial(60.0, win=WIN, owed=owing)).follows == (), "what lost clearly needs no second launch"
+
+
+@pytest.mark.parametrize(
+    ("asked", "tries", "confirmed", "order"),
+    [({}, 0, 0, "AB"), ({}, 1, 1, "AB"), ({}, 2, 1, "B"), ({}, 3, 3, ""), ({"open_launches": 0}, 0, 0, ""), ({"confirm_launches": 0}, 0, 0, "")],
+)  # fmt: skip
+def test_a_lead_is_measured_in_pairs_and_not_for_ever(
+    asked: dict[str, int], tries: int, confirmed: int, order: str
+) -> None:
+    assert turns(owed_if_open(Noise(**asked), tries, confirmed)) == order
+
+
+def test_only_a_lead_that_is_worth_it_costs_more_launches() -> None:
+    pair = owed_if_open(Noise(), 0, 0)
+    assert judge(trial(105.0, owed_if_open=pair)).follows == pair
+    assert judge(trial(102.0, owed_if_open=pair)).follows == ()
+    assert judge(trial(105.0, owed_if_open=pair, is_best=True)).follows == ()
+    asked = Objective(min_gain_ratio=0.05)
+    assert judge(trial(105.0, owed_if_open=pair, objective=asked)).follows == (), "5 % and 3 % of that are asked for"
+
+
+def test_the_launches_of_both_sides_give_the_noise() -> None:
+    known = on_record((run(1, 99.0), run(2, 101.0)), (8,))
+    one, two = {8: figures(8, 120.0)}, {8: figures(8, 126.0)}
+    assert noise_between(known, (one,), (8,)) == known.noise
+    assert noise_between(known, (one, two), (8,)) == pytest.approx(launch_noise([99.0, 101.0], [120.0, 126.0]))
+    moved = on_record((run(1, 60.0), run(2, 101.0)), (8,))
+    assert moved.said
+    assert noise_between(moved, (one, two), (8,)) == moved.noise, "a host that has changed keeps its own"
 
 
 @pytest.mark.parametrize("rate", [150.0, 100.0, 50.0])

@@ -154,6 +154,13 @@ def test_repeats_that_agree_by_chance_do_not_make_the_noise_zero() -> None:
     assert launch_noise([100.0, 100.0]) == pytest.approx(LAUNCH_NOISE_PRIOR / math.sqrt(2))
 
 
+def test_the_noise_of_several_servers_is_pooled_around_their_own_means() -> None:
+    """Squares 2 x 0.01^2 and 2 x 0.02^2 and the prior's, over one, one and one degrees of freedom."""
+    pooled = launch_noise([99.0, 101.0], [196.0, 204.0])
+    assert pooled == pytest.approx(math.sqrt((2 * 0.01**2 + 2 * 0.02**2 + LAUNCH_NOISE_PRIOR**2) / 3))
+    assert launch_noise([99.0, 101.0], [500.0]) == launch_noise([99.0, 101.0]), "a single launch says nothing"
+
+
 def test_many_repeats_give_their_own_standard_deviation() -> None:
     assert launch_noise([90.0, 110.0] * 200) == pytest.approx(0.1, rel=0.01)
 
