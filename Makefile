@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow test-vllm bench-readers simulate fuzz check format install-service clean
+.PHONY: help install demo test test-slow test-vllm bench-readers simulate break-even fuzz check format install-service clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
@@ -45,6 +45,9 @@ bench-readers: $(STAMP) ## measure how fast logs are read, and in how much memor
 CAMPAIGNS ?= 2000
 simulate: $(STAMP) ## work CAMPAIGNS simulated campaigns (2000) with the shipped stop rules (about 20 minutes on 2 cores)
 	$(BIN)/autotuner simulate --campaigns $(CAMPAIGNS)
+
+break-even: $(STAMP) ## check the break-even rule on recordings and published figures (seconds)
+	$(BIN)/python benchmarks/break_even.py
 
 FUZZ_S ?= 600
 fuzz: $(STAMP) ## fuzz every reader of a server's output for FUZZ_S seconds (600; x86-64 Linux, up to Python 3.13)
