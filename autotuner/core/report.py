@@ -338,7 +338,7 @@ def _interpolation_note(spec: SpeculationAtLevel) -> str:
         return ""
     return (
         f"against a plain step of {1000 * step.seconds:.1f} ms at {spec.running:.0f} running, {step.known} from the "
-        f"best-known's levels {step.between[0]:.0f} and {step.between[1]:.0f}"
+        f"best-known's at {step.between[0]:.0f} and {step.between[1]:.0f}"
     )
 
 

@@ -269,7 +269,7 @@ SPEC_ENTRY = """\
 | 1     | 1           | 1.65 ± 0.08   | 1.67 ± 0.16   | 4.00          | 62.9 ± 4.0   | 63.6        |
 | 128   | 48 (capped) | 1.65 ± 0.08   | 3.12 ± 0.42 * | 4.00          | 849.0 ± 4.0  | 2,370       |
 
-\\* against a plain step of 29.9 ms at 48 running, interpolated from the best-known's levels 1 and 128
+\\* against a plain step of 29.9 ms at 48 running, interpolated from the best-known's at 1 and 128
 
 - Hypothesis: A ready-made drafter raises single-stream speed
 - Rule: speculation.toml / below-break-even (sha256 3f2a3f2a…): spec.accept_len_high < spec.needed * 0.97 && spec.verify_steps >= 200 in 3 looks in a row; spec.accept_len_high = 1.69, spec.needed = 3.119, spec.verify_steps = 9600
