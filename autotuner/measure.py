@@ -145,6 +145,7 @@ class _Level:
             engine_version=effective.version if effective else None,
             standing=standing if baseline and not self.trial.is_baseline else None,
             constraints=binding if self.trial.is_baseline else objective.constraints,
+            latency_counts=objective.counts_latency,
         )
 
     async def wait_until_idle(self, probe: Probe, wait_s: float) -> None:

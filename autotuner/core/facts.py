@@ -58,6 +58,7 @@ class LevelSoFar:
     loses_from: int | None = None
     score_high: float | None = None
     constraints: Constraints | None = None
+    latency_counts: bool = False
 
 
 def server_facts(alive: bool, exit_code: int | None, diagnosis: Diagnosis | None) -> Facts:
@@ -143,7 +144,8 @@ def _objective_facts(level: LevelSoFar) -> Facts:
             "objective.tpot_p99_ms_max": c.tpot_p99_ms_max,
             "objective.single_stream_ratio_min": c.single_stream_ratio_min,
         }
-    return {name: float(value) for name, value in known.items() if value is not None}
+    facts: Facts = {name: float(value) for name, value in known.items() if value is not None}
+    return {**facts, "objective.latency_counts": level.latency_counts}
 
 
 def _speculation_facts(level: LevelSoFar) -> Facts:

@@ -40,6 +40,7 @@ class LevelPlan:
     loses_from: int | None = None
     standing: Standing | None = None
     constraints: Constraints | None = None
+    latency_counts: bool = False
 
 
 @dataclass
@@ -216,6 +217,7 @@ def so_far(
         depth=plan.speculation.num_steps if plan.speculation else None,
         score_high=score_bound(plan.standing, figures, over=over) if plan.standing else None,
         constraints=plan.constraints,
+        latency_counts=plan.latency_counts,
     )
 
 

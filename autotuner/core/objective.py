@@ -80,6 +80,12 @@ class Objective(_Strict):
         """The figure that is compared at a level."""
         return "goodput" if self.maximise == "goodput" else "output tok/s"
 
+    @property
+    def counts_latency(self) -> bool:
+        """Whether latencies of single requests decide, so that a level needs its requests and not its rate alone."""
+        c = self.constraints
+        return self.limits is not None or c.ttft_p99_ms_max is not None or c.tpot_p99_ms_max is not None
+
     def __str__(self) -> str:
         if self.maximise == "geometric_mean":
             shown = ", ".join(f"{level}: {weight:g}" for level, weight in sorted(self.weights.items())) or "all equal"

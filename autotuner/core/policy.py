@@ -119,6 +119,9 @@ FACTS: tuple[FactDefinition, ...] = (
         "upper bound of the whole score against the best-known's",
         "before every other level that weighs is measured, or not measured on both sides",
     ),
+    FactDefinition(
+        "objective.latency_counts", bool, "", "goodput, or a limit on TTFT or TPOT, decides", "outside a level"
+    ),
     FactDefinition("objective.failed_requests_max", float, "requests", "failed requests allowed", "outside a level"),
     FactDefinition("objective.ttft_p99_ms_max", float, "ms", "the limit on TTFT p99", "no such limit"),
     FactDefinition("objective.tpot_p99_ms_max", float, "ms", "the limit on TPOT p99", "no such limit"),

@@ -244,6 +244,7 @@ class _Teller:
             doubt=Doubt(alpha, so_far_.launch_noise, width, (1, max(1, len(so_far_.baseline_runs)))),
             graph_max_batch=trial.effective.graph_max_batch,
             engine_version=trial.effective.version,
+            latency_counts=self.objective.counts_latency,
         )
 
     def _proposals(self, trial: RecordedTrial, so_far_: TrialSoFar) -> tuple[Proposal, ...]:

@@ -46,6 +46,7 @@ SPEC: Facts = {
     "level.rate_error": 0.041,
     "level.launch_noise": 0.03,
     "trial.baseline": False,
+    "objective.latency_counts": False,
     "level.output_tok_s": 849.0,
     "level.requests_ok": 50.0,
     "level.requests_failed": 0.0,
@@ -235,6 +236,7 @@ CASES: dict[str, tuple[Facts, list[dict[str, Any]]]] = {
         {**SPEC, "level.requests_ok": 256.0},
         [
             {"level.rate_error": 0.042},
+            {"objective.latency_counts": True},
             {"level.elapsed_s": 4.9},
             {"level.requests_ok": 255.0},
             {"trial.baseline": True},  # which goes on until 0.021

@@ -265,3 +265,17 @@ def test_goodput_is_bounded_at_a_levels_end() -> None:
     at = Standing(GOODPUT, (8,), {}, {8: good(4.0)}, 0.03)
     assert score_bound(at, figures(8, 100.0)) is None
     assert score_bound(at, good(2.0)) == pytest.approx(0.5 * (1 + Z95 * math.sqrt(2) * 0.03))
+
+
+@pytest.mark.parametrize(
+    ("objective", "counts"),
+    [
+        (Objective(), False),
+        (Objective(constraints=Constraints(failed_requests_max=3, single_stream_ratio_min=0.9)), False),
+        (Objective(constraints=Constraints(ttft_p99_ms_max=500.0)), True),
+        (Objective(constraints=Constraints(tpot_p99_ms_max=50.0)), True),
+        (Objective(maximise="goodput", ttft_ms_max=500.0), True),
+    ],
+)
+def test_where_single_latencies_decide_a_rate_alone_does_not_end_a_level(objective: Objective, counts: bool) -> None:
+    assert objective.counts_latency is counts
