@@ -16,7 +16,7 @@ from autotuner.core.facts import level_facts, server_facts
 from autotuner.core.followups import Proposal as Worked
 from autotuner.core.followups import Situation, work_out
 from autotuner.core.gather import LevelPlan, baseline_steps, level_result, so_far
-from autotuner.core.objective import Objective, deciding_levels, level_order, score, violations, weights_of
+from autotuner.core.objective import Objective, Standing, deciding_levels, level_order, score, violations, weights_of
 from autotuner.core.policy import Facts, Fired, Policy
 from autotuner.core.recorded import Campaign, RecordedLevel, RecordedTrial
 from autotuner.core.speculation import Doubt
@@ -234,6 +234,12 @@ class _Teller:
         width = _width(best.figures) if best is not None else 0.0
         # As in the daemon: each level has an equal part, and each of its two questions half of that.
         alpha = so_far_.alpha / len(self.campaign.levels) / 2
+        doubt = Doubt(alpha, so_far_.launch_noise, width, (1, max(1, len(so_far_.baseline_runs))))
+        done = {r.concurrency: r.figures for r in so_far_.results}
+        held = {level: r.figures for level, r in so_far_.baseline.items()}
+        standing = Standing(
+            self.objective, self.campaign.levels, done, held, doubt.launch_noise, doubt.launches, doubt.alpha
+        )
         return LevelPlan(
             concurrency=recorded.concurrency,
             decides=weights_of(self.objective, self.campaign.levels).get(recorded.concurrency, 0.0) > 0,
@@ -241,10 +247,11 @@ class _Teller:
             speculation=trial.speculation,
             baseline_steps_s=baseline_steps(so_far_.baseline),
             best=best.figures if best else None,
-            doubt=Doubt(alpha, so_far_.launch_noise, width, (1, max(1, len(so_far_.baseline_runs)))),
+            doubt=doubt,
             graph_max_batch=trial.effective.graph_max_batch,
             engine_version=trial.effective.version,
             latency_counts=self.objective.counts_latency,
+            standing=standing if so_far_.baseline else None,
         )
 
     def _proposals(self, trial: RecordedTrial, so_far_: TrialSoFar) -> tuple[Proposal, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from autotuner.core.confirm import Noise, Record, Run, first_leg, noise_between, on_record, owed, owed_if_open, pool
 from autotuner.core.gather import LevelPlan, baseline_steps
-from autotuner.core.objective import Objective, deciding_levels, weights_of
+from autotuner.core.objective import Objective, Standing, deciding_levels, weights_of
 from autotuner.core.policy import Facts, Policy
 from autotuner.core.speculation import USUAL_DOUBT, Doubt
 from autotuner.core.state import Verdict
@@ -241,6 +241,15 @@ class _Work:
 
     def _plan(self, server: Server, level: int, so_far: TrialSoFar, launches: int) -> LevelPlan:
         best = so_far.baseline.get(level)
+        doubt = Doubt(
+            alpha=so_far.alpha / len(LEVELS) / 2,
+            launch_noise=so_far.launch_noise,
+            baseline=relative_half_width(_rate(best)) if best else 0.0,
+            launches=(1, launches),
+        )
+        done = {r.concurrency: r.figures for r in so_far.results}
+        held = {at: r.figures for at, r in so_far.baseline.items()}
+        standing = Standing(self.objective, LEVELS, done, held, doubt.launch_noise, doubt.launches, doubt.alpha)
         return LevelPlan(
             concurrency=level,
             decides=weights_of(self.objective, LEVELS)[level] > 0,
@@ -248,12 +257,8 @@ class _Work:
             speculation=speculation_of(server),
             baseline_steps_s=baseline_steps(so_far.baseline),
             best=best.figures if best and not so_far.is_baseline else None,
-            doubt=Doubt(
-                alpha=so_far.alpha / len(LEVELS) / 2,
-                launch_noise=so_far.launch_noise,
-                baseline=relative_half_width(_rate(best)) if best else 0.0,
-                launches=(1, launches),
-            ),
+            doubt=doubt,
+            standing=standing if so_far.baseline and not so_far.is_baseline else None,
         )
 
     @staticmethod

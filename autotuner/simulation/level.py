@@ -75,6 +75,9 @@ def measure(
         if rules.over or _ended(plan, policies, rules, figures, steady_s):
             break
     final = _figures(plan, windows, None)
+    if policies and rules.ended is None:
+        seen = so_far(plan, tuple(windows), final, load_s=warm_s + steady_s, over=True)
+        rules.look("level", {**facts, **level_facts(seen)})
     final = final.model_copy(update={"stopped_early": rules.ended is not None})
     result = level_result(plan, tuple(windows), final)
     found = {"fired": rules.ended, "settled": rules.settled}

@@ -36,7 +36,7 @@ def candidate(folder: Path, name: str, more: str = "", engine: str = "sglang") -
 def rehearse(folder: Path, *arguments: str) -> tuple[int, str, str]:
     command = [sys.executable, "-m", "autotuner", "rehearse", *arguments]
     env = {**os.environ, "TMPDIR": str(folder)}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, env=env, cwd=folder)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=env, cwd=folder)
     return ran.returncode, ran.stdout, ran.stderr
 
 
@@ -53,6 +53,7 @@ def left(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.timeout(300)
 def test_candidates_get_what_they_deserve_and_nothing_is_left_running(tmp_path: Path) -> None:
     files = [
         candidate(tmp_path, "base"),
@@ -108,6 +109,7 @@ def test_what_enqueue_would_refuse_is_refused_and_a_sweep_is_expanded(tmp_path: 
     assert not left(tmp_path)
 
 
+@pytest.mark.timeout(300)
 def test_a_capped_drafter_gets_its_cap_lifted_and_a_verdict_of_its_own(tmp_path: Path) -> None:
     """The rule proposes, preflight lets it through, it is queued with its reason, measured, and told from the cap."""
     capped = EAGLE3.replace("max-running-requests = 256\n", "")

@@ -230,7 +230,16 @@ CASES: dict[str, tuple[Facts, list[dict[str, Any]]]] = {
     ),
     "objective-lost": (
         {**SPEC, "level.requests_ok": 128.0, "objective.score_high": 0.99},
-        [{"objective.score_high": 1.0}, {"level.elapsed_s": 1.9}, {"level.requests_ok": 127.0}],
+        [
+            {"objective.score_high": 1.0},
+            {"level.elapsed_s": 1.9},
+            {"level.requests_ok": 127.0},
+            {"level.decides": False},
+        ],
+    ),
+    "objective-lost-at-its-end": (
+        {**SPEC, "objective.score_high": 0.99, "level.decides": False},
+        [{"objective.score_high": 1.0}],
     ),
     "known-well-enough": (
         {**SPEC, "level.requests_ok": 256.0},
