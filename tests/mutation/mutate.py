@@ -4,12 +4,17 @@ What is changed and which tests must notice it stands in pyproject.toml, [tool.m
 one that no test runs does not.
 """
 
+import contextlib
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections import Counter, defaultdict
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("autotuner", "policies", "tests", "pyproject.toml")
@@ -27,11 +32,32 @@ def main() -> None:
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy2(ROOT / name, folder / name)
+    can_be_called_by_name(folder)
     # Tests run in the order of a set of their names, and the first that fails ends a mutant's run.
     fixed = {**os.environ, "PYTHONHASHSEED": "0"}
     subprocess.run([MUTMUT, "run", "--max-children", "2"], cwd=folder, env=fixed, check=True)
     told = subprocess.run([MUTMUT, "results", "--all", "true"], cwd=folder, check=True, capture_output=True, text=True)
     sys.exit(report(told.stdout, folder))
+
+
+class Names:
+    """Notes the names of the tests that pytest collects."""
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        self.found = [item.nodeid for item in items]
+
+
+def can_be_called_by_name(folder: Path) -> None:
+    """Leave if pytest does not find one of the tests by its name: mutmut would take that for a mutant that was noticed.
+
+    Mutmut collects twice in one process, and where a test's ids are given, pytest escapes them once more the second time.
+    """
+    chosen = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mutmut"]
+    names, said = Names(), io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(said):
+        pytest.main(["--collect-only", *chosen["pytest_add_cli_args_test_selection"]], plugins=[names])
+        if pytest.main(["--collect-only", *names.found]):
+            sys.exit(f"Give the parameters of these tests plain ids:\n{said.getvalue()[-2000:]}")
 
 
 def report(results: str, folder: Path) -> str | None:

@@ -131,7 +131,7 @@ def test_a_syntax_error_inside_a_long_condition_has_its_own_line() -> None:
         ('"""level.running >"""', 6),
         ("'''level.running > 4\n)'''", 7),
     ],
-    ids=repr,
+    ids=["single", "double", "crlf", "blanks", "one-line-single", "one-line-double", "second-line"],
 )
 def test_the_line_of_a_syntax_error_is_right_however_the_condition_is_quoted(when: str, line: int) -> None:
     (problem,) = problems(written("WHEN").replace("'WHEN'", when))
@@ -188,6 +188,13 @@ def test_an_action_that_would_silently_do_nothing_is_refused(on: str, action: st
     assert message.startswith(
         f'p.toml:7: rule[0].action: "{action}" does nothing at the moment "{on}" (possible then: '
     )
+
+
+@pytest.mark.parametrize(("on", "action"), [(on, a) for on, (obeyed, _) in MOMENTS.items() for a in sorted(obeyed)])
+def test_every_action_that_a_moment_obeys_can_be_written_for_it(on: str, action: str) -> None:
+    more = 'set = { "args.x" = 1 }' if action == "propose" else ""
+    (found,) = load_policy(Source("p.toml", written("true", on=on, action=action, more=more))).rules
+    assert (found.on, found.action) == (on, action)
 
 
 def test_an_action_of_another_moment_is_answered_with_those_that_work() -> None:
