@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import math
 from typing import Any
 
 import pytest
@@ -227,7 +228,29 @@ def test_a_second_rule_of_one_name_is_refused() -> None:
 def test_an_unknown_key_or_word_names_the_nearest_right_one() -> None:
     assert only(written(more="lookz = 3")) == "p.toml:9: rule[0].lookz: unknown key (did you mean looks?)"
     assert only(written(action="abandom")).endswith("'abandom' is not one of them (did you mean abandon?)")
-    assert "looks" in only(written(more="looks = 0"))
+    assert only('colour = "red"\n' + written()).startswith("p.toml:1: colour: unknown key")
+
+
+@pytest.mark.parametrize(("looks", "fits"), [(0, False), (1, True), (1000, True), (1001, False)])
+def test_a_rule_is_looked_at_once_to_a_thousand_times(looks: int, fits: bool) -> None:
+    text = written(more=f"looks = {looks}")
+    if fits:
+        assert load_policy(Source("p.toml", text)).rules[0].looks == looks
+    else:
+        assert only(text).startswith("p.toml:9: rule[0].looks: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [("a", True), ("4-gpus", True), ("x" * 64, True), ("x" * 65, False), ("", False), ("-a", False), ("A", False), ("a b", False)],
+    ids=["short", "digit", "longest", "too-long", "empty", "dash", "capital", "blank"],
+)  # fmt: skip
+def test_a_rules_name_is_a_word_that_fits_a_command_line(name: str, fits: bool) -> None:
+    text = written().replace('name = "r"', f'name = "{name}"')
+    if fits:
+        assert load_policy(Source("p.toml", text)).rules[0].name == name
+    else:
+        assert only(text).startswith("p.toml:4: rule[0].name: ")
 
 
 def test_all_mistakes_of_a_file_are_told_at_once() -> None:
@@ -366,6 +389,12 @@ def test_a_fired_rule_carries_its_words_its_numbers_and_its_hash() -> None:
     assert (fired.action, fired.verdict, fired.dry_run) == ("skip-level", Verdict.FAIL, False)
     assert fired.facts == {k: v for k, v in facts.items() if k != "spec.on"}, "what it used and what it says, no more"
     assert Fired.model_validate_json(fired.model_dump_json()) == fired
+
+
+def test_a_fact_without_bound_is_still_there_when_a_fired_rule_is_read_again() -> None:
+    (found,) = holding((policy(rule("best.ratio > 1")),), "window", {"best.ratio": math.inf})
+    assert Fired.model_validate_json(found.model_dump_json()).facts == {"best.ratio": math.inf}
+    assert found.advice == "", "a rule without advice gives none"
 
 
 def test_a_dry_run_says_that_it_is_one() -> None:
