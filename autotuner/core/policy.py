@@ -272,12 +272,6 @@ def load_policy(source: Source) -> Policy:
     return Policy(source.name, hashlib.sha256(source.text.encode()).hexdigest(), source.text, file.rule)
 
 
-def policies_hash(policies: tuple[Policy, ...]) -> str:
-    """Given the policies in force, return 16 hex digits that change with any of their texts."""
-    text = "\n".join(f"{policy.file} {policy.sha256}" for policy in sorted(policies, key=lambda p: p.file))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def holds(rule: Rule, facts: Facts) -> bool:
     """Given a rule and the facts known, tell whether its condition holds; false if it uses a fact that is missing."""
     return all(name in facts for name in used_facts(rule)) and evaluate(rule.when, facts)
@@ -395,7 +389,7 @@ def _first_line(source: Source, path: Key) -> int | None:
     line = line_of(lines_of(source.text), path)
     if line is None:
         return None
-    written = source.text.split("\n")[line - 1].rstrip()
+    written = source.text.split("\n")[line - 1].rstrip("\r")
     return line + 1 if written.endswith(('"""', "'''")) and written.count(written[-3:]) == 1 else line
 
 

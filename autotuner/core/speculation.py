@@ -5,7 +5,7 @@ same number of running requests. Pure; every formula says where it comes from. A
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from autotuner.core.statistics import (
@@ -107,17 +107,7 @@ class SpeculationAtLevel:
     @property
     def pays(self) -> Pays:
         """The reading of these figures, without regard to how much evidence a rule asks for."""
-        if self.accept_len is None:
-            return Pays.UNKNOWN
-        if self.accept_len.high < 1 + BROKEN_WITHIN:
-            return Pays.BROKEN
-        if self.speedup is None or self.needed_bounds is None:
-            return Pays.UNKNOWN
-        if self.ceiling is not None and self.needed_bounds.low > self.ceiling:
-            return Pays.HOPELESS
-        if self.speedup.high < 1:
-            return Pays.NO
-        return Pays.YES if self.speedup.low > 1 else Pays.UNKNOWN
+        return _pays(self)  # apart, because `make mutate` leaves the bodies of properties alone
 
     def __str__(self) -> str:
         """The finding in a sentence: measured, needed, best possible, how sure."""
@@ -131,6 +121,20 @@ class SpeculationAtLevel:
         if self.baseline_step is not None and self.baseline_step.known == "prior":
             return f"{text}: {self.pays}; the needed one is a prior, since no baseline was measured"
         return f"{text}: {self.pays}, {_bounds(self.speedup)} of the rate of a plain server that runs as many requests"
+
+
+def _pays(found: SpeculationAtLevel) -> Pays:
+    if found.accept_len is None:
+        return Pays.UNKNOWN
+    if found.accept_len.high < 1 + BROKEN_WITHIN:
+        return Pays.BROKEN
+    if found.speedup is None or found.needed_bounds is None:
+        return Pays.UNKNOWN
+    if found.ceiling is not None and found.needed_bounds.low > found.ceiling:
+        return Pays.HOPELESS
+    if found.speedup.high < 1:
+        return Pays.NO
+    return Pays.YES if found.speedup.low > 1 else Pays.UNKNOWN
 
 
 def step_time_s(running: float, accept_len: float, gen_tok_s: float) -> float:
@@ -235,32 +239,25 @@ def assess(
     """
     steady = steady_windows(windows, concurrency, cap)
     accept_len, drafts = accept_length(steady, speculation.ceiling, doubt.alpha)
+    found = SpeculationAtLevel(accept_len=accept_len, ceiling=speculation.ceiling, drafts=drafts, windows=len(steady))
     rate = decode_rate(steady)
     if rate is None or accept_len is None:
-        return SpeculationAtLevel(
-            accept_len=accept_len, ceiling=speculation.ceiling, drafts=drafts, windows=len(steady)
-        )
+        return found
     running, tok_s = rate
     step = step_time_s(running, accept_len.mean, tok_s)
+    waiting = any((w.queued or 0) >= 1 for w in windows)
+    found = replace(found, running=running, capped=running < STEADY_RATIO * concurrency and waiting, step_s=step)
     base = baseline_step(baseline_steps_s, running) or _prior_step(speculation, running, step)
-    other = doubt.against(base) if base else 0.0
-    within = _rate_error(steady, doubt.alpha)
-    return SpeculationAtLevel(
-        running=running,
-        capped=running < STEADY_RATIO * concurrency and any((w.queued or 0) >= 1 for w in windows),
-        accept_len=accept_len,
-        needed=needed_accept_len(step, base.seconds) if base else None,
+    if base is None:
+        return found
+    within, other = _rate_error(steady, doubt.alpha), doubt.against(base)
+    step_error = _step_error(steady, accept_len, within, doubt.alpha)
+    return replace(
+        found,
+        needed=needed_accept_len(step, base.seconds),
         baseline_step=base,
-        step_s=step,
-        ceiling=speculation.ceiling,
-        drafts=drafts,
-        windows=len(steady),
-        speedup=_widened(tok_s * base.seconds / running, math.hypot(within, other)) if base else None,
-        needed_bounds=(
-            _widened(step / base.seconds, math.hypot(_step_error(steady, accept_len, within, doubt.alpha), other))
-            if base
-            else None
-        ),
+        speedup=_widened(tok_s * base.seconds / running, math.hypot(within, other)),
+        needed_bounds=_widened(step / base.seconds, math.hypot(step_error, other)),
     )
 
 
@@ -318,10 +315,10 @@ def accept_length(
     if not stated:
         return None, drafts
     spread = confidence_sequence([w.accept_len for w in stated if w.accept_len is not None], alpha)
-    counted = [w for w in stated if w.drafts and w.accepted is not None]
+    counted = [(w.drafts, w.accepted) for w in stated if w.drafts and w.accepted is not None]
     mean = spread.mean
     if counted:
-        mean = 1 + sum(w.accepted or 0 for w in counted) / sum(w.drafts or 0 for w in counted)
+        mean = 1 + sum(accepted for _, accepted in counted) / sum(steps for steps, _ in counted)
     half = (spread.high - spread.low) / 2
     if not drafts:
         # SGLang prints no count: a window covers 40 steps of each running request (--decode-log-interval).

@@ -85,9 +85,11 @@ def correlation_factor(values: list[float]) -> float:
     small-sample bias of about 1/n added back (Kendall 1954). At most 19, which is r = 0.9: beyond, it is drift.
     """
     n = len(values)
-    mean = sum(values) / n if n else 0.0
+    if n < 4:
+        return 1.0
+    mean = sum(values) / n
     squares = sum((v - mean) ** 2 for v in values)
-    if n < 4 or squares <= 0:
+    if squares <= 0:
         return 1.0
     r = sum((a - mean) * (b - mean) for a, b in pairwise(values)) / squares + 1 / n
     r = min(0.9, max(0.0, r))

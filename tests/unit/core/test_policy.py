@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import math
 from typing import Any
 
 import pytest
@@ -22,7 +23,6 @@ from autotuner.core.policy import (
     holding,
     holds,
     load_policy,
-    policies_hash,
     used_facts,
 )
 from autotuner.core.source import Source
@@ -84,13 +84,6 @@ def test_a_good_file_is_read_with_its_hash_and_its_facts() -> None:
     assert used_facts(found.rules[0]) == ("best.ratio", "level.running")
 
 
-def test_the_hash_of_all_policies_changes_with_any_text_and_not_with_their_order() -> None:
-    a, b = load_policy(Source("a.toml", TEXT)), load_policy(Source("b.toml", TEXT))
-    changed = load_policy(Source("b.toml", TEXT + "# a comment\n"))
-    assert policies_hash((a, b)) == policies_hash((b, a))
-    assert len({policies_hash(p) for p in ((a, b), (a,), (a, changed), ())}) == 4
-
-
 @pytest.mark.parametrize(
     ("when", "says"),
     [
@@ -129,6 +122,38 @@ def test_a_syntax_error_inside_a_long_condition_has_its_own_line() -> None:
 
 
 @pytest.mark.parametrize(
+    ("when", "line"),
+    [
+        ("'''\nlevel.running >'''", 7),
+        ('"""\nlevel.running >"""', 7),
+        ("'''\r\nlevel.running >'''", 7),
+        ("'''  \nlevel.running > 4 )'''", 7),
+        ("'''level.running >'''", 6),
+        ('"""level.running >"""', 6),
+        ("'''level.running > 4\n)'''", 7),
+    ],
+    ids=["single", "double", "crlf", "blanks", "one-line-single", "one-line-double", "second-line"],
+)
+def test_the_line_of_a_syntax_error_is_right_however_the_condition_is_quoted(when: str, line: int) -> None:
+    (problem,) = problems(written("WHEN").replace("'WHEN'", when))
+    assert (problem.line, problem.key) == (line, "rule[0].when")
+
+
+def test_a_condition_whose_place_in_the_file_cannot_be_told_is_still_refused() -> None:
+    (problem,) = problems(
+        'description = "d"\n"r\\u0075le" = [{name = "r", on = "window", when = "level.running >", '
+        'action = "abandon", sentence = "s"}]\n'
+    )
+    assert (problem.line, problem.key) == (None, "rule[0].when")
+
+
+def test_a_fact_of_another_moment_is_refused_with_those_that_are_known_then() -> None:
+    (problem,) = problems(written("level.running > 1", on="start"))
+    assert problem.hint == "known then: server.*, start.*"
+    assert problem.line == 6
+
+
+@pytest.mark.parametrize(
     ("sentence", "says"),
     [
         ("{level.runing}", "there is no fact called level.runing (did you mean level.running?)"),
@@ -141,7 +166,18 @@ def test_a_syntax_error_inside_a_long_condition_has_its_own_line() -> None:
 )
 def test_a_sentence_that_could_not_be_filled_in_is_found_when_the_file_is_read(sentence: str, says: str) -> None:
     assert only(written(sentence=sentence)).startswith(f"p.toml:8: rule[0].sentence: {says}")
-    assert says in only(written(more=f"advice = '{sentence}'"))
+    (problem,) = problems(written(more=f"advice = '{sentence}'"))
+    assert (problem.line, problem.key) == (9, "rule[0].advice")
+    assert says in str(problem)
+
+
+def test_a_format_that_fits_no_number_is_answered_with_one_that_does() -> None:
+    assert problems(written(sentence="{level.running:.2q}"))[0].hint == "as in :.2f"
+
+
+def test_the_advice_is_checked_even_where_the_sentence_is_broken() -> None:
+    text = written(sentence="{level.running", more="advice = '{level.runing} {bogus:.2q} {level.running:.2q}'")
+    assert [p.key for p in problems(text)] == ["rule[0].sentence", *["rule[0].advice"] * 3]
 
 
 @pytest.mark.parametrize(
@@ -155,22 +191,39 @@ def test_an_action_that_would_silently_do_nothing_is_refused(on: str, action: st
     )
 
 
+@pytest.mark.parametrize(("on", "action"), [(on, a) for on, (obeyed, _) in MOMENTS.items() for a in sorted(obeyed)])
+def test_every_action_that_a_moment_obeys_can_be_written_for_it(on: str, action: str) -> None:
+    more = 'set = { "args.x" = 1 }' if action == "propose" else ""
+    (found,) = load_policy(Source("p.toml", written("true", on=on, action=action, more=more))).rules
+    assert (found.on, found.action) == (on, action)
+
+
+def test_an_action_of_another_moment_is_answered_with_those_that_work() -> None:
+    assert (
+        problems(written("true", on="start", action="extend"))[0].hint == "possible then: abandon, propose, quarantine"
+    )
+
+
 @pytest.mark.parametrize(
-    ("action", "more", "says"),
+    ("action", "more", "at", "says"),
     [
-        ("propose", "", "go together"),
-        ("abandon", 'set = { "args.x" = 1 }', "go together"),
-        ("propose", 'set = { "foo.x" = 1 }', "is none of"),
-        ("abandon", 'move = "graphs-on"', "go together"),
-        ("propose", 'move = "graphs-off"', "is not one of them (did you mean graphs-on?)"),
-        ("propose", 'move = "graphs-on"\nset = { "args.x" = 1 }', "both say what to change"),
-        ("propose", 'set = { "env.A-B" = 1 }', "cannot be 1"),
-        ("propose", 'set = { "env.HF_TOKEN" = "x" }', "looks like a secret"),
-        ("propose", 'set = { "model" = 1 }', "cannot be 1"),
+        ("propose", "", "p.toml:7: rule[0].action: ", "go together"),
+        ("abandon", 'set = { "args.x" = 1 }', "p.toml:7: rule[0].action: ", "go together"),
+        ("propose", 'set = { "foo.x" = 1 }', "p.toml:9: rule[0].set.foo.x: ", "is none of"),
+        ("abandon", 'move = "graphs-on"', "p.toml:7: rule[0].action: ", "go together"),
+        ("propose", 'move = "graphs-off"', "p.toml:9: rule[0].move: ", "is not one of them (did you mean graphs-on?)"),
+        ("propose", 'move = "graphs-on"\nset = { "args.x" = 1 }', "p.toml:", "both say what to change"),
+        ("propose", 'set = { "env.A-B" = 1 }', "p.toml:9: rule[0].set.env.A-B: ", "cannot be 1"),
+        ("propose", 'set = { "env.HF_TOKEN" = "x" }', "p.toml:9: rule[0].set.env.HF_TOKEN: ", "looks like a secret"),
+        ("propose", 'set = { "model" = 1 }', "p.toml:9: rule[0].set.model: ", "cannot be 1"),
     ],
 )
-def test_a_proposal_that_could_not_be_queued_is_refused(action: str, more: str, says: str) -> None:
-    assert says in only(written(action=action, more=more))
+def test_a_proposal_that_could_not_be_queued_is_refused_with_its_place(
+    action: str, more: str, at: str, says: str
+) -> None:
+    told = only(written(action=action, more=more))
+    assert told.startswith(at)
+    assert says in told
 
 
 def test_a_second_rule_of_one_name_is_refused() -> None:
@@ -180,7 +233,29 @@ def test_a_second_rule_of_one_name_is_refused() -> None:
 def test_an_unknown_key_or_word_names_the_nearest_right_one() -> None:
     assert only(written(more="lookz = 3")) == "p.toml:9: rule[0].lookz: unknown key (did you mean looks?)"
     assert only(written(action="abandom")).endswith("'abandom' is not one of them (did you mean abandon?)")
-    assert "looks" in only(written(more="looks = 0"))
+    assert only('colour = "red"\n' + written()).startswith("p.toml:1: colour: unknown key")
+
+
+@pytest.mark.parametrize(("looks", "fits"), [(0, False), (1, True), (1000, True), (1001, False)])
+def test_a_rule_is_looked_at_once_to_a_thousand_times(looks: int, fits: bool) -> None:
+    text = written(more=f"looks = {looks}")
+    if fits:
+        assert load_policy(Source("p.toml", text)).rules[0].looks == looks
+    else:
+        assert only(text).startswith("p.toml:9: rule[0].looks: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [("a", True), ("4-gpus", True), ("x" * 64, True), ("x" * 65, False), ("", False), ("-a", False), ("A", False), ("a b", False)],
+    ids=["short", "digit", "longest", "too-long", "empty", "dash", "capital", "blank"],
+)  # fmt: skip
+def test_a_rules_name_is_a_word_that_fits_a_command_line(name: str, fits: bool) -> None:
+    text = written().replace('name = "r"', f'name = "{name}"')
+    if fits:
+        assert load_policy(Source("p.toml", text)).rules[0].name == name
+    else:
+        assert only(text).startswith("p.toml:4: rule[0].name: ")
 
 
 def test_all_mistakes_of_a_file_are_told_at_once() -> None:
@@ -321,6 +396,12 @@ def test_a_fired_rule_carries_its_words_its_numbers_and_its_hash() -> None:
     assert Fired.model_validate_json(fired.model_dump_json()) == fired
 
 
+def test_a_fact_without_bound_is_still_there_when_a_fired_rule_is_read_again() -> None:
+    (found,) = holding((policy(rule("best.ratio > 1")),), "window", {"best.ratio": math.inf})
+    assert Fired.model_validate_json(found.model_dump_json()).facts == {"best.ratio": math.inf}
+    assert found.advice == "", "a rule without advice gives none"
+
+
 def test_a_dry_run_says_that_it_is_one() -> None:
     watch = Watch((policy(rule("true", dry_run=True)), policy(rule("true"), file="q.toml")))
     assert [f.dry_run for f in watch.look("window", {})] == [True, False]
@@ -334,9 +415,15 @@ def test_a_sentence_says_unknown_for_what_is_not_known() -> None:
     assert fill("{{no field}} {spec.on}", {"spec.on": True}) == "{no field} True"
 
 
+def test_a_number_without_a_format_is_written_in_full() -> None:
+    assert fill("{level.running} run", {"level.running": 2.25}) == "2.25 run"
+
+
 def test_what_holds_now_is_told_however_long_it_has_held() -> None:
-    rules = policy(rule("budget.trials_left <= 0", on="next", looks=9), rule("budget.trials_left <= 0", on="trial"))
-    assert len(holding((rules,), "next", {"budget.trials_left": 0.0})) == 1
+    rules = policy(
+        rule("budget.trials_left <= 0", on="next", looks=9, name="n"), rule("budget.trials_left <= 0", on="trial")
+    )
+    assert [f.rule for f in holding((rules,), "next", {"budget.trials_left": 0.0})] == ["n"]
     assert holding((rules,), "next", {"budget.trials_left": 1.0}) == ()
     assert holding((rules,), "next", {}) == ()
 
@@ -344,6 +431,8 @@ def test_what_holds_now_is_told_however_long_it_has_held() -> None:
 def test_an_end_that_no_rule_named_still_reads_like_a_rule() -> None:
     found = built_in("could-not-measure", "The disk is full", Verdict.ERROR, "free some")
     assert (found.action, found.verdict, found.condition, found.advice) == ("abandon", Verdict.ERROR, "", "free some")
+    assert (found.rule, found.file, found.sha256) == ("could-not-measure", "(built in)", ""), "of no file"
+    assert built_in("x", "s", Verdict.ERROR).advice == "", "nothing is advised that nobody thought of"
 
 
 def test_facts_are_frozen_definitions() -> None:

@@ -193,8 +193,11 @@ def between(low: float, high: float) -> Interval:
         (None, between(1.9, 2.1), between(0.9, 1.1), 4.0, Pays.UNKNOWN),
         (between(1.0, 1.0), between(1.9, 2.1), between(0.4, 0.6), 4.0, Pays.BROKEN),
         (between(1.0, 1.019), None, None, None, Pays.BROKEN),
+        (between(1.0, 1.02), None, None, None, Pays.UNKNOWN),
         (between(1.0, 1.021), between(1.9, 2.1), between(0.4, 0.6), 4.0, Pays.NO),
         (between(1.9, 2.1), None, None, 4.0, Pays.UNKNOWN),
+        (between(1.9, 2.1), None, between(0.4, 0.6), 4.0, Pays.UNKNOWN),
+        (between(1.9, 2.1), between(1.9, 2.6), None, 4.0, Pays.UNKNOWN),
         (between(1.9, 2.1), between(1.5, 1.9), between(1.001, 1.3), 4.0, Pays.YES),
         (between(1.9, 2.1), between(1.5, 1.9), between(1.0, 1.3), 4.0, Pays.UNKNOWN),
         (between(1.9, 2.1), between(1.9, 2.6), between(0.8, 1.0), 4.0, Pays.UNKNOWN),
@@ -255,6 +258,24 @@ def test_where_no_window_states_both_the_errors_of_accept_length_and_rate_add_up
     )
 
 
+def test_a_rate_that_rises_with_what_runs_is_no_noise() -> None:
+    """20 tok/s a request throughout: how many run says nothing against the figures; a window without a rate neither."""
+    seen = tuple(w for running in (7.5, 8.0, 8.5, 7.5, 8.5) for w in windows(running, 20 * running, 2.0, 1))
+    found = assess((*seen, window(gen_tok_s=None)), 8, None, EAGLE3, {8.0: 0.02}, SURE)
+    assert found.speedup is not None
+    assert found.speedup.high - found.speedup.low == pytest.approx(0.0, abs=1e-9)
+
+
+def test_three_windows_that_state_both_are_enough_to_know_the_step_time() -> None:
+    seen = tuple(w for al in (1.5, 2.0, 2.5) for w in windows(8, 8 * al / 0.04, al, 1))
+    known = assess(seen, 8, None, EAGLE3, {8.0: 0.02}, SURE).needed_bounds
+    two = assess(seen[:2], 8, None, EAGLE3, {8.0: 0.02}, SURE).needed_bounds
+    assert known is not None
+    assert two is not None
+    assert known.high - known.low == pytest.approx(0.0, abs=1e-9)
+    assert two.high == math.inf
+
+
 def test_without_a_baseline_the_needed_accept_length_is_a_prior_and_no_verdict() -> None:
     found = assess(windows(8, 100.0, 2.0), 8, None, EAGLE3, {})
     assert found.baseline_step is not None
@@ -288,6 +309,24 @@ def test_what_is_found_is_said_in_a_sentence_an_engineer_agrees_with() -> None:
     assert str(SpeculationAtLevel()) == "no accept length was reported"
 
 
+def test_of_a_drafter_whose_depth_is_not_fixed_no_best_is_said() -> None:
+    found = assess(windows(8, 300.0, 1.65), 8, None, Speculation("ngram", None), {8.0: 8 / 400}, Doubt(0.05, 0.03))
+    assert str(found).startswith(
+        "accept length 1.65 (1.65 to 1.65) measured, 2.20 (2.02 to 2.38) needed: below break-even"
+    )
+    unknown = assess(windows(8, 300.0, 1.65), 8, None, Speculation("ngram", None), {})
+    assert str(unknown) == "accept length 1.65 (1.65 to 1.65) measured; what is needed is not known"
+
+
+@pytest.mark.parametrize("missing", ["needed", "needed_bounds", "speedup"])
+def test_a_comparison_that_lacks_a_part_is_not_said(missing: str) -> None:
+    whole = {"needed": 2.0, "needed_bounds": between(1.9, 2.1), "speedup": between(0.9, 1.1)}
+    found = SpeculationAtLevel(accept_len=between(1.9, 2.1), ceiling=4.0, **{**whole, missing: None})  # type: ignore[arg-type]
+    assert str(found) == (
+        "accept length 2.00 (1.90 to 2.10) measured, 4.00 the best possible; what is needed is not known"
+    )
+
+
 def test_the_ceiling_is_the_depth_and_the_bonus_token() -> None:
     assert Speculation("x", 3).ceiling == 4.0
     assert Speculation("x", None).ceiling is None
@@ -298,6 +337,11 @@ def test_the_ceiling_is_the_depth_and_the_bonus_token() -> None:
 
 def test_a_measured_point_is_used_as_it_is_and_says_so() -> None:
     assert baseline_step({1.0: 0.01, 48.0: 0.03}, 47.0) == StepTime(0.03, "measured")
+    assert baseline_step({1.0: 0.01, 105.0: 0.03}, 100.0) == StepTime(0.03, "measured"), "within a twentieth"
+    for points, running in (({1.0: 0.01, 105.5: 0.03}, 100.0), ({1.08: 0.01, 8.0: 0.03}, 1.0)):
+        beyond = baseline_step(points, running)
+        assert beyond is not None
+        assert beyond.known != "measured"
     assert baseline_step({}, 8) is None
 
 
@@ -311,6 +355,8 @@ def test_beyond_the_levels_it_is_extended_and_called_so() -> None:
     beyond = baseline_step({1.0: 0.010, 11.0: 0.020}, 21.0)
     assert beyond == StepTime(pytest.approx(0.030), "extrapolated", (1.0, 11.0), 0.30)  # type: ignore[arg-type]
     assert baseline_step({8.0: 0.02}, 64.0) == StepTime(0.02, "extrapolated", (8.0, 8.0), 0.30)
+    falling = baseline_step({1.0: 0.020, 11.0: 0.010}, 21.0)
+    assert falling == StepTime(0.010, "extrapolated", (1.0, 11.0), 0.30), "a larger batch is never faster a step"
     below = baseline_step({10.0: 0.01, 20.0: 0.5}, 1.0)
     assert below == StepTime(0.005, "extrapolated", (10.0, 20.0), 0.30), "never absurdly short"
 
@@ -339,6 +385,12 @@ def test_a_window_counts_only_in_steady_state() -> None:
     assert steady_windows((*dropped, *good), 8, None) == good
 
 
+def test_nine_tenths_of_what_can_run_are_enough_and_at_small_levels_half_a_request_may_be_missed() -> None:
+    for concurrency, enough, few in ((10, 9.0, 8.99), (2, 1.5, 1.49), (1, 0.5, 0.49)):
+        counts, does_not = window(running=enough), window(running=few)
+        assert steady_windows((counts, does_not), concurrency, None) == (counts,), concurrency
+
+
 def test_with_hardly_a_window_without_a_prefill_those_with_one_count_too() -> None:
     busy = (window(prefill=True), window(), window(prefill=True), window())
     assert steady_windows((*busy, window(after_idle=True)), 8, None) == busy
@@ -355,6 +407,8 @@ def test_what_can_run_is_the_cap_where_there_is_one() -> None:
 def test_a_cap_that_was_not_printed_is_seen_in_the_queue() -> None:
     running = (window(running=48.0, queued=80.0), window(running=30.0, queued=80.0), window(running=47.0, queued=81.0))
     assert steady_windows(running, 128, None) == (running[0], running[2])
+    one_waits = (window(running=48.0, queued=0.5), window(running=47.0, queued=None))
+    assert steady_windows(one_waits, 128, None) == one_waits
 
 
 def test_where_the_number_running_is_not_told_nothing_contradicts_a_window() -> None:
@@ -369,11 +423,19 @@ def test_capped_means_fewer_run_and_some_wait() -> None:
     assert capped(48, 80)
     assert not capped(48, 0), "a load that is not there is no cap"
     assert not capped(128, 3)
+    assert capped(48, 1), "one that waits is enough"
+    assert not capped(48, 0.9)
+    assert not assess(windows(9.0, 100.0, 2.0, queued=1.0), 10, None, EAGLE3, {}).capped, "nine of ten run: no cap"
+    assert assess(windows(8.9, 100.0, 2.0, queued=1.0), 10, None, EAGLE3, {}).capped
 
 
 def test_windows_of_known_length_are_weighted_by_it() -> None:
     both = (window(running=8.0, gen_tok_s=100.0, seconds=3.0), window(running=4.0, gen_tok_s=20.0, seconds=1.0))
     assert decode_rate(both) == (pytest.approx(7.0), pytest.approx(80.0))
+
+
+def test_a_server_slower_than_a_token_a_second_has_a_rate_too() -> None:
+    assert decode_rate((window(gen_tok_s=0.4),)) == (8.0, 0.4)
 
 
 def test_one_log_line_that_spans_a_stall_does_not_count_more_than_the_others() -> None:
@@ -395,6 +457,19 @@ def test_counted_steps_give_the_exact_accept_length() -> None:
     assert drafts == 100
 
 
+def test_steps_of_which_nothing_was_kept_count_and_those_of_which_it_is_not_known_do_not() -> None:
+    rejected = (window(accept_len=1.0, drafts=100, accepted=0), window(accept_len=2.0, drafts=100, accepted=100))
+    assert accept_length(rejected)[0] == Interval(1.5, 1.0, math.inf)
+    unknown = (*rejected, window(accept_len=3.0, drafts=50, accepted=None), window(accept_len=3.0, accepted=9))
+    found, drafts = accept_length(unknown)
+    assert found is not None
+    assert (found.mean, drafts) == (1.5, 250)
+
+
+def test_where_neither_steps_nor_requests_are_told_a_line_stands_for_the_steps_of_one_request() -> None:
+    assert accept_length((window(accept_len=2.0, running=None),) * 3)[1] == 3 * 40
+
+
 def test_printed_accept_lengths_are_averaged_with_an_interval_and_their_steps_estimated() -> None:
     lines = tuple(window(accept_len=al, running=2.0) for al in (1.9, 2.0, 2.1, 2.1, 1.9, 2.0))
     found, drafts = accept_length(lines)
@@ -414,6 +489,37 @@ def test_an_accept_length_is_never_said_to_be_below_one() -> None:
     assert found is not None
     assert found.low == 1.0
     assert accept_length((window(accept_len=None),)) == (None, 0)
+
+
+def test_what_the_evidence_rests_on_is_told_with_it() -> None:
+    """At the cap, of which no queue tells: running, windows and steps are in the finding, whether it can be compared or not."""
+    spread = tuple(w for al in (1.2, 2.0, 3.4, 2.0) for w in windows(CAP, 849.0, al, 1, drafts=50))
+    for base in (BASE_STEPS, {}):
+        found = assess(spread, 128, CAP, Speculation("ngram", None), base, SURE)
+        assert (found.running, found.windows, found.drafts) == (CAP, 4, 200)
+    assert assess(windows(CAP, 849.0, 2.0), 128, None, EAGLE3, BASE_STEPS).windows == 0, "without a cap, none is steady"
+
+
+def test_the_bounds_of_an_accept_length_know_the_depth_and_the_error_that_was_allowed() -> None:
+    lens = (1.9, 3.5, 2.0, 3.9, 3.7, 1.8)
+    seen = tuple(w for al in lens for w in windows(8, 400.0, al, 1))
+    bounds = {}
+    for alpha in (0.05, 0.2):
+        for depth in (None, 3):
+            found = assess(seen, 8, None, Speculation("x", depth), {8.0: 0.02}, Doubt(alpha, 0.0)).accept_len
+            assert found is not None
+            bounds[alpha, depth] = found
+    assert bounds[0.2, None].high < bounds[0.05, None].high
+    assert bounds[0.05, None].high > 4.0
+    assert bounds[0.05, 3].high == 4.0
+
+
+@pytest.mark.parametrize("alone", [{"gen_tok_s": None}, {"accept_len": None}])
+def test_accept_length_or_rate_alone_is_no_comparison_but_is_told(alone: dict[str, Any]) -> None:
+    found = assess((window(drafts=30, **alone),) * 5, 8, None, EAGLE3, BASE_STEPS)
+    assert (found.needed, found.speedup, found.step_s, found.pays) == (None, None, None, Pays.UNKNOWN)
+    assert (found.accept_len is None) is ("accept_len" in alone)
+    assert (found.drafts, found.windows, found.ceiling) == (150, 5, 4.0)
 
 
 def test_without_telemetry_nothing_is_claimed() -> None:

@@ -46,6 +46,20 @@ def test_students_t_is_that_of_the_tables(df: int, t: float) -> None:
     assert t95(df) == pytest.approx(t, abs=0.0025)
 
 
+@pytest.mark.parametrize("df", range(1, 41))
+def test_beyond_students_t_lie_five_percent_of_its_distribution(df: int) -> None:
+    """The density between 0 and t, summed by Simpson's rule: 0.475; so every entry of the table is right to its last digit."""
+    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
+
+    def density(x: float) -> float:
+        return scale * (1 + x * x / df) ** (-(df + 1) / 2)
+
+    t, steps = t95(df), 2000
+    inner = sum((4 if i % 2 else 2) * density(i * t / steps) for i in range(1, steps))
+    inside = (density(0) + inner + density(t)) * t / steps / 3
+    assert (inside - 0.475) / density(t) == pytest.approx(0.0, abs=0.0006 if df <= 30 else 0.002)
+
+
 def test_students_t_falls_towards_the_normal_quantile() -> None:
     values = [t95(df) for df in range(1, 2000)]
     assert values == sorted(values, reverse=True)
@@ -61,6 +75,11 @@ def test_a_mean_has_the_interval_of_the_textbook() -> None:
     assert found.high - found.mean == pytest.approx(0.003219, abs=2e-5)
     five = mean_interval([1.0, 2.0, 3.0, 4.0, 5.0])
     assert (five.mean, five.high) == (3.0, pytest.approx(3 + 2.776 * math.sqrt(2.5 / 5)))
+
+
+def test_two_values_have_a_width_and_a_wide_one() -> None:
+    found = mean_interval([9.0, 11.0])
+    assert (found.low, found.high) == (pytest.approx(10 - 12.706), pytest.approx(10 + 12.706))
 
 
 def test_one_value_has_no_known_width_and_none_no_mean() -> None:
@@ -125,6 +144,14 @@ def test_relative_errors_of_a_ratio_add_in_squares() -> None:
     found = ratio_interval(Interval(100.0, 97.0, 103.0), Interval(200.0, 192.0, 208.0), 0.0)
     assert found.mean == pytest.approx(0.5)
     assert (found.high - found.mean) / 0.5 == pytest.approx(math.hypot(0.03, 0.04))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_a_ratio_is_the_same_for_servers_a_thousand_times_slower(scale: float) -> None:
+    top, bottom = (Interval(r * scale, 0.9 * r * scale, 1.1 * r * scale) for r in (30.0, 20.0))
+    found = ratio_interval(top, bottom, 0.03)
+    assert found.mean == pytest.approx(1.5)
+    assert (found.high - 1.5) / 1.5 == pytest.approx(math.sqrt(2 * 0.1**2 + 2 * (Z95 * 0.03) ** 2))
 
 
 def test_a_ratio_to_nothing_decides_nothing() -> None:
@@ -193,7 +220,7 @@ def test_before_there_are_enough_values_nothing_is_bounded(values: list[float]) 
 def test_a_smaller_error_asks_for_more_values_before_it_bounds_anything() -> None:
     values = [1.0, 1.1, 0.9, 1.0, 1.05]
     assert confidence_sequence(values[:3], 0.05).high < math.inf
-    assert confidence_sequence(values[:3], 0.0005).high == math.inf
+    assert confidence_sequence(values[:3], 0.0005) == Interval(pytest.approx(1.0), -math.inf, math.inf)  # type: ignore[arg-type]
     assert confidence_sequence(values, 0.0005).high < math.inf
 
 
@@ -239,6 +266,12 @@ def test_correlated_neighbours_raise_the_variance_of_their_mean() -> None:
     assert correlation_factor([1.0, -1.0] * 10) == 1.0, "alternating values do not narrow anything"
     assert correlation_factor([1.0, 2.0, 3.0]) == correlation_factor([]) == correlation_factor([5.0] * 9) == 1.0
     assert correlation_factor([float(n) for n in range(200)]) == pytest.approx(19.0), "a trend is bounded"
+
+
+def test_four_values_are_enough_to_see_that_neighbours_are_alike() -> None:
+    """1, 2, 3, 4: squares 5, lagged products 1.25, so r = 0.25 + 1/4 and the variance three times as large."""
+    assert correlation_factor([1.0, 2.0, 3.0, 4.0]) == pytest.approx(3.0)
+    assert correlation_factor([101.0, 102.0, 103.0, 104.0]) == pytest.approx(3.0), "wherever they lie"
 
 
 @pytest.mark.parametrize(("alpha", "z"), [(0.05, 1.960), (0.01, 2.576), (0.001, 3.291)])
