@@ -26,7 +26,7 @@ from autotuner.core.statistics import Interval, budget_share, relative_half_widt
 from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, agreed, judge
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
-from autotuner.edge.rows import BASIS, LaunchRow, Trial, judgement_columns
+from autotuner.edge.rows import LaunchRow, Trial, basis_json, judgement_columns
 from autotuner.engines.base import Diagnosis, Effective
 
 _DIAGNOSIS = TypeAdapter(Diagnosis)
@@ -87,7 +87,7 @@ def conclude(ctx: SlotContext, trial_id: int) -> Judgement:
             entry=entry.number,
             ended_at=clock.utc_label(),
             busy_s=took_s(trial),
-            basis=BASIS.dump_json(so_far).decode(),
+            basis=basis_json(so_far),
             **judgement_columns(judgement),
         )
         if judgement.promote:

@@ -259,15 +259,10 @@ def _level_problems(source: Source, settings: Settings, name: str) -> list[Probl
     """An objective or a constraint on a level that is never measured would silently decide otherwise than it says."""
     objective, own = settings.objective_of(name), settings.slots[name].objective
     levels = settings.benchmarks[settings.benchmark_name(name)].levels
-    named: list[tuple[tuple[str, ...], int]] = [(("weights", str(level)), level) for level in objective.weights]
-    if objective.level is not None:
-        named.append((("level",), objective.level))
-    if objective.constraints.single_stream_ratio_min is not None:
-        named.append((("constraints", "single_stream_ratio_min"), 1))
     table = ("slots", name, "objective") if own else ("objective",)
     hint = f"levels: {', '.join(map(str, levels))}"
     return [
         problem_at(source, (*table, *key), f"the benchmark of slot {name} has no level {level}", hint)
-        for key, level in named
+        for key, level in objective.named_levels
         if level not in levels
     ]

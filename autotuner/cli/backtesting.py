@@ -1,6 +1,6 @@
 """What `policies test` shows: recorded campaigns told again, and every level on record in a store under other rules."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,18 @@ def wanted_objective(ctx: click.Context, param: click.Parameter, value: str | No
     raise click.BadParameter(f"{value!r} is neither level=N nor mean", ctx, param)
 
 
-def with_objective(objective: Objective, wanted: Objective | None) -> Objective:
-    """Given a campaign's objective and another one, return that one under the campaign's limits."""
+def with_objective(campaign: Campaign, wanted: Objective | None) -> Campaign:
+    """Given a campaign and another objective, return it under that one and its own limits; BadParameter."""
     if wanted is None:
-        return objective
-    return wanted.model_copy(update={"constraints": objective.constraints, "min_gain_ratio": objective.min_gain_ratio})
+        return campaign
+    if wanted.level is not None and wanted.level not in campaign.levels:
+        levels = ", ".join(map(str, campaign.levels))
+        raise click.BadParameter(
+            f"{campaign.name} has no level {wanted.level} (levels: {levels})", param_hint="'--objective'"
+        )
+    old = campaign.objective
+    limits = {"constraints": old.constraints, "min_gain_ratio": old.min_gain_ratio}
+    return replace(campaign, objective=wanted.model_copy(update=limits))
 
 
 class Backtest:

@@ -1,8 +1,9 @@
 """What the commands share: opening the state, JSON or text, waiting with a live line."""
 
 import json
+import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,8 +77,16 @@ def open_state(ctx: click.Context) -> State:
 
 
 def print_json(data: Any) -> None:
-    """Print data as JSON, for programs."""
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str))
+    """Print data as JSON, for programs. A number that is not finite, which JSON does not have, is null."""
+    click.echo(json.dumps(_finite(data), indent=2, ensure_ascii=False, default=str, allow_nan=False))
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, Mapping):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...]) -> str:

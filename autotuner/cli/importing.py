@@ -23,15 +23,15 @@ def campaign() -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A candidate file that goes with a table's rows of the same name; may be given several times.",
 )
-@click.option("--engine", default="sglang", show_default=True, help="The engine whose logs these are.")
-@click.option("--only", multiple=True, metavar="GLOB", help="Only runs of these names; may be given several times.")
-@click.option("--first", metavar="NAME", help="The run to begin with: the others are compared with it.")
+@click.option("--engine", metavar="NAME", help="The engine whose logs these are; sglang if none is named.")
+@click.option("--only", multiple=True, metavar="GLOB", help="Only logs of these names; may be given several times.")
+@click.option("--first", metavar="NAME", help="The run or config to begin with: the others are compared with it.")
 @click.option("--description", default="", help="One line on what this is.")
 def import_(
     source: Path,
     out: Path,
     candidates: tuple[Path, ...],
-    engine: str,
+    engine: str | None,
     only: tuple[str, ...],
     first: str | None,
     description: str,
@@ -54,8 +54,13 @@ def import_(
 
     about = description or f"imported from {source.name}"
     if source.is_file():
-        made = import_table(source, candidates, out, about)
+        if engine or only:
+            raise click.UsageError("--engine and --only are for logs; a table has a column engine, and the rows it has")
+        made = import_table(source, candidates, first, out, about)
     else:
+        if candidates:
+            raise click.UsageError("--candidate is for tables; what a log is of stands in its NAME.json")
+        engine = engine or "sglang"
         if engine not in ENGINES:
             raise NotFound(f"there is no engine called {engine}; known: {', '.join(ENGINES)}")
         found = recorded_names(source)
@@ -66,7 +71,8 @@ def import_(
             raise Refused(f"{source} has no run with both NAME.log and NAME.json")
         names.sort(key=lambda name: name != first)
         made = import_logs(source, engine, names, out, about)
+    count = f"{len(made.trials)} candidate{'s' if len(made.trials) > 1 else ''}"
     click.echo(
-        f"{out}: {len(made.trials)} candidates at concurrency {', '.join(map(str, made.levels))}; "
+        f"{out}: {count} at concurrency {', '.join(map(str, made.levels))}; "
         f"try rules on it: autotuner policies test --campaign {out}"
     )

@@ -1,6 +1,5 @@
 """`policies`: list the stop rules, explain one, list the facts they may use, try others on what was recorded."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +163,7 @@ def test(
             click.echo("\n" + "=" * 72 + "\n")
         if is_campaign(where):
             recorded = read_campaign(where)
-            recorded = replace(recorded, objective=with_objective(recorded.objective, objective))
+            recorded = with_objective(recorded, objective)
             told = Backtest(recorded, rules, shipped, budget)
             data.append(told.as_data())
             if not as_json:

@@ -39,7 +39,8 @@ Text = Annotated[str, AfterValidator(_no_nul)]
 Scalar = bool | int | float | Text
 Flag = Annotated[str, StringConstraints(pattern=r"^-{0,2}[A-Za-z0-9][^\s=\x00]*$")]
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+=-]{0,119}$")]
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._+=-]{0,119}$"
+Name = Annotated[str, StringConstraints(pattern=NAME)]
 
 SWEEP_MAX = 256  # candidates from one file; a larger grid is a mistake more often than a wish
 

@@ -76,6 +76,16 @@ class Objective(_Strict):
         return GoodputLimits(ttft_ms_max=self.ttft_ms_max, tpot_ms_max=self.tpot_ms_max)
 
     @property
+    def named_levels(self) -> tuple[tuple[tuple[str, ...], int], ...]:
+        """Each level that the objective names or needs, with its key: one that is never measured would decide nothing."""
+        named: list[tuple[tuple[str, ...], int]] = [(("weights", str(level)), level) for level in self.weights]
+        if self.level is not None:
+            named.append((("level",), self.level))
+        if self.constraints.single_stream_ratio_min is not None:
+            named.append((("constraints", "single_stream_ratio_min"), 1))
+        return tuple(named)
+
+    @property
     def unit(self) -> str:
         """The figure that is compared at a level."""
         return "goodput" if self.maximise == "goodput" else "output tok/s"

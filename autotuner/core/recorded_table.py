@@ -5,10 +5,12 @@ varies, and the only doubt left is the noise between launches: verdicts on a tab
 """
 
 import csv
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from autotuner.core.candidate import Candidate
+from autotuner.core.candidate import NAME, Candidate
 from autotuner.core.recorded import BenchmarkUsed, RecordedLevel, RecordedTrial, progress_of
 from autotuner.core.source import Source, nearest
 from autotuner.engines.base import Effective, Speculation, Window
@@ -19,6 +21,7 @@ COLUMNS = (
     "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "void", "note",
 )  # fmt: skip
 REQUIRED = ("config", "level", "output_tok_s")
+REST = "more cells than columns"
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Row:
 
 def parse_table(source: Source) -> tuple[Row, ...]:
     """Given a CSV text with a header, return its rows. Raise InvalidInput naming every problem with its line."""
-    reader = csv.DictReader(line for line in source.text.splitlines() if line.strip())
+    reader = csv.DictReader(source.text.splitlines(keepends=True), restkey=REST)
     header = [name.strip() for name in reader.fieldnames or ()]
     problems = [Problem(source.name, f"the column {name} is missing", 1) for name in REQUIRED if name not in header]
     problems += [
@@ -50,16 +53,31 @@ def parse_table(source: Source) -> tuple[Row, ...]:
     reader.fieldnames = header
     rows: list[Row] = []
     for cells in reader:
-        row = _row(source, reader.line_num, {k: (v or "").strip() for k, v in cells.items() if k}, problems)
-        if row is not None and any((r.config, r.level) == (row.config, row.level) for r in rows):
-            problems.append(Problem(source.name, f"a second row for {row.config} at level {row.level}", row.line))
-        elif row is not None:
+        if cells.pop(REST, None):
+            message = f"has more cells than the header's {len(header)}; a number or note with a comma goes in quotes"
+            problems.append(Problem(source.name, message, reader.line_num))
+            continue
+        texts = {k: (v or "").strip() for k, v in cells.items()}
+        row = _row(source, reader.line_num, texts, problems) if any(texts.values()) else None
+        if row is not None:
+            _against(source, row, rows, problems)
             rows.append(row)
     if not rows and not problems:
         problems.append(Problem(source.name, "has no rows"))
     if problems:
         raise InvalidInput(problems)
     return tuple(rows)
+
+
+def _against(source: Source, row: Row, before: list[Row], problems: list[Problem]) -> None:
+    """What a row says otherwise than those before it."""
+    same = [other for other in before if other.config == row.config]
+    if any(other.level == row.level for other in same):
+        problems.append(Problem(source.name, f"a second row for {row.config} at level {row.level}", row.line))
+    other = next((other.engine for other in same if other.engine and row.engine and other.engine != row.engine), None)
+    if other is not None:
+        message = f"{row.config} is of engine {other} above, and of {row.engine} here"
+        problems.append(Problem(source.name, message, row.line, "engine"))
 
 
 def _row(source: Source, line: int, cells: Mapping[str, str], problems: list[Problem]) -> Row | None:
@@ -72,16 +90,26 @@ def _row(source: Source, line: int, cells: Mapping[str, str], problems: list[Pro
         try:
             numbers[name] = float(text.replace(",", ""))
         except ValueError:
+            numbers[name] = math.nan
+        if not math.isfinite(numbers[name]):
             problems.append(Problem(source.name, f"{text!r} is no number", line, name))
+            del numbers[name]
+        elif numbers[name] < 0 and name not in {"level", "output_tok_s", "accept_len"}:
+            problems.append(Problem(source.name, "must not be negative", line, name))
+    deepest = numbers.get("num_steps", math.inf) + 1
     checks: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         ("level", lambda x: x >= 1 and x == int(x), "must be a whole number of at least 1"),
         ("output_tok_s", lambda x: x > 0, "must be above 0"),
         ("accept_len", lambda x: x >= 1, "counts the bonus token, so it is at least 1"),
+        ("accept_len", lambda x: x <= deepest, f"is at most num_steps + 1 = {deepest:g}"),
     )
     for name, right, message in checks:
         if name in numbers and not right(numbers[name]):
             problems.append(Problem(source.name, message, line, name))
     problems += [Problem(source.name, "is missing", line, name) for name in REQUIRED if not cells.get(name)]
+    if cells.get("config") and not re.fullmatch(NAME, cells["config"]):
+        message = f"{cells['config']!r} is no name: letters, digits and . _ + = - only, the first a letter or digit"
+        problems.append(Problem(source.name, message, line, "config"))
     if len(problems) > before:
         return None
     return Row(

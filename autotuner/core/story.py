@@ -14,9 +14,9 @@ from autotuner.core.causes import Share, level_of, split_loss
 from autotuner.core.confirm import Record, Run, on_record, pool
 from autotuner.core.facts import level_facts, server_facts
 from autotuner.core.followups import Proposal as Worked
-from autotuner.core.followups import Situation, work_out
+from autotuner.core.followups import Situation, speculation_by_level, work_out
 from autotuner.core.gather import LevelPlan, baseline_steps, level_result, so_far
-from autotuner.core.objective import Objective, Standing, deciding_levels, level_order, score, violations, weights_of
+from autotuner.core.objective import Standing, deciding_levels, level_order, score, violations, weights_of
 from autotuner.core.policy import Facts, Fired, Policy
 from autotuner.core.recorded import Campaign, RecordedLevel, RecordedTrial
 from autotuner.core.speculation import Doubt
@@ -148,7 +148,7 @@ class _Teller:
         self.policies = policies
         self.error_budget = error_budget
         self.best: RecordedTrial | None = None
-        self.objective = _fitting(campaign.objective, campaign.levels)
+        self.objective = campaign.objective
         self._spent = 0.0
         self._proposed: list[tuple[Fired, int]] = []
         self._measured: dict[str, list[dict[int, LevelResult]]] = {}  # by candidate, the newest last
@@ -235,6 +235,7 @@ class _Teller:
         # As in the daemon: each level has an equal part, and each of its two questions half of that.
         alpha = so_far_.alpha / len(self.campaign.levels) / 2
         doubt = Doubt(alpha, so_far_.launch_noise, width, (1, max(1, len(so_far_.baseline_runs))))
+        paid, lost = speculation_by_level(so_far_.results)
         done = {r.concurrency: r.figures for r in so_far_.results}
         held = {level: r.figures for level, r in so_far_.baseline.items()}
         standing = Standing(
@@ -249,7 +250,11 @@ class _Teller:
             best=best.figures if best else None,
             doubt=doubt,
             graph_max_batch=trial.effective.graph_max_batch,
+            pays_up_to=max(paid, default=None),
+            loses_from=min(lost, default=None),
+            ranks=trial.effective.dp or 1,
             engine_version=trial.effective.version,
+            constraints=self.objective.constraints,
             latency_counts=self.objective.counts_latency,
             standing=standing if so_far_.baseline else None,
         )
@@ -291,7 +296,7 @@ class _Teller:
         elif self.best is not None:
             ratio = self._full_ratio(trial, self.best)
         else:
-            return bool(trial.levels)
+            return bool(trial.levels) and not violations(self.objective, _full(trial), {})
         return ratio is not None and ratio >= 1 + WRONG_STOP_GAIN
 
     def _full_ratio(self, trial: RecordedTrial, best: RecordedTrial | None) -> float | None:
@@ -333,13 +338,6 @@ def _alive(trial: RecordedTrial, so_far_: TrialSoFar, elapsed_s: float) -> Facts
         "trial.baseline": so_far_.is_baseline,
         "candidate.engine": trial.candidate.engine,
     }
-
-
-def _fitting(objective: Objective, levels: Sequence[int]) -> Objective:
-    """The objective, of the busiest level where the campaign lacks the one it names."""
-    if objective.level is not None and objective.level not in levels:
-        return objective.model_copy(update={"level": max(levels)})
-    return objective
 
 
 def _with_means(runs: Sequence[dict[int, LevelResult]], record: Record) -> dict[int, LevelResult]:

@@ -30,7 +30,27 @@ def read_campaign(folder: Path) -> Campaign:
     source = Source(str(folder / FILE), _text(folder / FILE))
     file = validate(CampaignFile, source)
     trials = _from_table(folder, source, file) if file.table else [_from_log(folder, entry) for entry in file.candidate]
-    return assembled(folder.resolve().name, file, trials)
+    campaign = assembled(folder.resolve().name, file, trials)
+    problems = _unfit(source, campaign)
+    if problems:
+        raise InvalidInput(problems)
+    return campaign
+
+
+def _unfit(source: Source, campaign: Campaign) -> list[Problem]:
+    """What the objective asks for and no recording, or not this one, has."""
+    objective = campaign.objective
+    hint = f"levels: {', '.join(map(str, campaign.levels))}"
+    problems = [
+        problem_at(source, ("objective", *key), f"the campaign has no level {level}", hint)
+        for key, level in objective.named_levels
+        if level not in campaign.levels
+    ]
+    if objective.limits is not None:
+        message = "goodput needs the times of each request, and a recorded campaign has those of whole levels"
+        hint = "use output_tok_s with constraints.ttft_p99_ms_max or tpot_p99_ms_max"
+        problems.append(problem_at(source, ("objective", "maximise"), message, hint))
+    return problems
 
 
 def _from_table(folder: Path, source: Source, file: CampaignFile) -> list[RecordedTrial]:
@@ -76,8 +96,8 @@ def read_results(path: Path) -> Results:
         raise InvalidInput(problems) from None
 
 
-def import_table(table: Path, candidates: Sequence[Path], out: Path, description: str) -> Campaign:
-    """Given a table and the candidate files that go with it, write a campaign to a new folder and return it.
+def import_table(table: Path, candidates: Sequence[Path], first: str | None, out: Path, description: str) -> Campaign:
+    """Given a table, the candidate files that go with it, and perhaps which one is first, write a campaign and return it.
 
     A configuration without a candidate file gets one that names its engine and no more.
     """
@@ -85,10 +105,24 @@ def import_table(table: Path, candidates: Sequence[Path], out: Path, description
     given = {candidate.name: (path, candidate) for path in candidates for candidate in _candidates(path)}
     files: dict[str, bytes] = {"figures.csv": _bytes(table)}
     entries: list[dict[str, object]] = []
-    for name in dict.fromkeys(row.config for row in rows):
-        engine = next(row.engine for row in rows if row.config == name)
+    lines = {row.config: row.line for row in reversed(rows)}
+    names = sorted(dict.fromkeys(row.config for row in rows), key=lambda name: name != first)
+    if first is not None and first not in names:
+        raise NotFound(f"there is no config called {first} in {table}; found: {', '.join(names)}")
+    used = {given[name][0] for name in names if name in given}
+    unused = [
+        Problem(str(path), f"no row of {table} is of a candidate of this file")
+        for path in candidates
+        if path not in used
+    ]
+    if unused:
+        raise InvalidInput(unused)
+    for name in names:
+        engine = next((row.engine for row in rows if row.config == name and row.engine), "")
         if name not in given and not engine:
-            raise InvalidInput([Problem(str(table), f"{name} has neither an engine nor a candidate file")])
+            message = f"{name} has neither an engine nor a candidate file"
+            hint = "fill the column engine, or name its file with --candidate"
+            raise InvalidInput([Problem(str(table), message, lines[name], hint=hint)])
         candidate = given[name][1] if name in given else _made(table, name, engine)
         files[f"{name}.toml"] = to_toml(candidate).encode()
         entries.append({"file": f"{name}.toml"})
@@ -132,7 +166,8 @@ def _written(out: Path, table: Mapping[str, object], files: Mapping[str, bytes])
 
 
 def _made(table: Path, name: str, engine: str) -> Candidate:
-    launch = {"command": ["unknown"]} if engine == "command" else {"model": "unknown"}
+    # What was launched is not known, but it was another server than those of other names.
+    launch = {"command": [f"unknown-{name}"]} if engine == "command" else {"model": f"unknown-{name}"}
     about = {"name": name, "engine": engine, "hypothesis": f"imported from {table.name}", "launch": launch}
     return parse_candidates(Source(str(table), tomli_w.dumps(about)))[0]
 
@@ -143,7 +178,7 @@ def _candidates(path: Path) -> tuple[Candidate, ...]:
 
 def _text(path: Path) -> str:
     try:
-        return _bytes(path).decode()
+        return _bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InvalidInput([Problem(str(path), "is no UTF-8 text")]) from None
 

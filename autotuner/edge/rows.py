@@ -1,6 +1,7 @@
 """The rows of the state database as objects, and the columns that hold JSON."""
 
 import json
+import math
 import sqlite3
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -111,7 +112,37 @@ def configuration_json(configuration: Configuration) -> str:
     return _CONFIGURATION.dump_json(configuration).decode()
 
 
-BASIS = TypeAdapter(TrialSoFar)
+def basis_json(so_far: TrialSoFar) -> str:
+    """Given what a verdict is made from, return its column; `read_basis` reads it back."""
+    return plain_json(_BASIS.dump_python(so_far, mode="json"))
+
+
+def read_basis(text: str) -> TrialSoFar:
+    """Given that column, return what the verdict was made from. Columns of older versions have null for a bound not known."""
+    return _BASIS.validate_python(json.loads(text, object_hook=_bounds_known))
+
+
+def plain_json(data: Any) -> str:
+    """Given data, return JSON that SQLite and pydantic both read: an infinite number, which JSON lacks, as a string."""
+    return json.dumps(_no_infinities(data), separators=(",", ":"), allow_nan=False)
+
+
+def _no_infinities(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _no_infinities(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_no_infinities(value) for value in data]
+    return str(data) if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def _bounds_known(found: dict[str, Any]) -> dict[str, Any]:
+    unbounded = {"output_tok_s_high": math.inf}
+    if found.keys() == {"mean", "low", "high"}:
+        unbounded = {"mean": math.inf, "low": -math.inf, "high": math.inf}
+    return {key: unbounded[key] if value is None and key in unbounded else value for key, value in found.items()}
+
+
+_BASIS = TypeAdapter(TrialSoFar)
 _CONFIGURATION = TypeAdapter(Configuration)
 _FROM_JSON: dict[str, Callable[[str], Any]] = {
     "ended": Fired.model_validate_json,

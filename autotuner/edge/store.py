@@ -20,7 +20,7 @@ from autotuner.core.state import LaunchState, TrialState, launch_may, trial_may
 from autotuner.core.verdict import LevelResult, TrialSoFar
 from autotuner.edge.database import Database
 from autotuner.edge.proposals import Proposals
-from autotuner.edge.rows import BASIS, LaunchRow, SlotRow, Trial, configuration_json, read_row
+from autotuner.edge.rows import LaunchRow, SlotRow, Trial, configuration_json, plain_json, read_basis, read_row
 from autotuner.errors import NotFound, StoreError
 
 
@@ -149,8 +149,7 @@ class Store:
 
     def put_result(self, trial_id: int, result: LevelResult, evidence: dict[str, Any]) -> None:
         """Keep one level's result and, compressed, what it rests on."""
-        # pydantic's own JSON has null for an infinite figure, and could not be read again.
-        body = json.dumps(result.model_dump(mode="json"), separators=(",", ":"))
+        body = plain_json(result.model_dump(mode="json"))
         packed = zlib.compress(json.dumps(evidence, separators=(",", ":")).encode(), 6)
         self.db.run(
             "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)",
@@ -187,7 +186,7 @@ class Store:
     def basis(self, trial_id: int) -> TrialSoFar | None:
         """Return what a trial's verdict was made from; None for one that was concluded before that was recorded."""
         row = self.db.one("SELECT basis FROM trials WHERE id = ?", trial_id)
-        return BASIS.validate_json(row["basis"]) if row is not None and row["basis"] is not None else None
+        return read_basis(row["basis"]) if row is not None and row["basis"] is not None else None
 
     def alpha_spent(self, slot: str, after: int) -> float:
         """Return what the concluded trials of a slot after this one have spent of its campaign's error budget."""
@@ -205,7 +204,7 @@ class Store:
             " AND basis IS NOT NULL ORDER BY id",
             *(slot, benchmark_hash),
         )
-        return [(row["candidate_id"], row["name"], BASIS.validate_json(row["basis"])) for row in rows]
+        return [(row["candidate_id"], row["name"], read_basis(row["basis"])) for row in rows]
 
     # --- launches
 

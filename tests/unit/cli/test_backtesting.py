@@ -87,6 +87,7 @@ def test_a_state_folder_is_a_campaign_too_and_anything_else_is_refused(tmp_path:
     [
         (("--campaign", KIMI, "--objective", "fastest"), "neither level=N nor mean"),
         (("--campaign", KIMI, "--objective", "level=0"), "neither level=N nor mean"),
+        (("--campaign", KIMI, "--objective", "level=7"), "kimi-k2.5 has no level 7 (levels: 1, 128)"),
         (("--objective", "mean"), "name one with --campaign"),
         (("--policies", ROOT / "policies", str(ROOT / "docs")), "give one"),
     ],
@@ -115,6 +116,52 @@ def test_a_table_alone_is_enough(tmp_path: Path) -> None:
     assert trial.speculation is not None
     assert trial.speculation.num_steps is None
     assert "best-known at the end: sglang-base" in run("policies", "test", "--campaign", out).output
+
+
+def test_configs_of_a_table_without_files_are_servers_of_their_own(tmp_path: Path) -> None:
+    table, out = tmp_path / "t.csv", tmp_path / "mine"
+    table.write_bytes(
+        b"\xef\xbb\xbfconfig,engine,level,output_tok_s\nplain,sglang,1,100\nfast,sglang,1,190\n"
+    )  # as Excel saves it
+    assert run("campaign", "import", table, "--out", out).exit_code == 0
+    assert "best-known at the end: fast" in run("policies", "test", "--campaign", out).output
+
+
+def test_a_table_begins_with_the_config_that_is_named_and_takes_no_options_of_logs(tmp_path: Path) -> None:
+    out = tmp_path / "mine"
+    for option, value, code, words in (
+        ("--first", "nobody", 5, "found: sglang-base, vllm-baseline"),
+        ("--only", "sglang*", 2, "--engine and --only are for logs"),
+        ("--engine", "vllm", 2, "--engine and --only are for logs"),
+        ("--candidate", ROOT / "examples" / "demo" / "1-base.toml", 3, "is of a candidate of this file"),
+    ):
+        wrong = run("campaign", "import", KIMI / "figures.csv", option, value, "--out", out)
+        assert wrong.exit_code == code, wrong.output
+        assert words in wrong.output
+    assert run("campaign", "import", KIMI / "figures.csv", "--first", "vllm-baseline", "--out", out).exit_code == 0
+    assert [t.candidate.name for t in read_campaign(out).trials][:2] == ["vllm-baseline", "sglang-base"]
+    logs = run(
+        "campaign", "import", tmp_path, "--candidate", CANDIDATES / "1-sglang-base.toml", "--out", tmp_path / "x"
+    )
+    assert logs.exit_code == 2
+    assert "--candidate is for tables" in logs.output
+
+
+@pytest.mark.parametrize(
+    ("objective", "said"),
+    [
+        ("level = 7\n", "objective.level: the campaign has no level 7 (levels: 1, 128)"),
+        ('maximise = "goodput"\nttft_ms_max = 500\n', "objective.maximise: goodput needs the times of each request"),
+    ],
+)
+def test_an_objective_that_a_campaign_cannot_tell_is_refused(tmp_path: Path, objective: str, said: str) -> None:
+    mine = tmp_path / "mine"
+    assert run("campaign", "import", KIMI / "figures.csv", "--out", mine).exit_code == 0
+    with (mine / "campaign.toml").open("a") as file:
+        file.write(f"\n[objective]\n{objective}")
+    refused = run("policies", "test", "--campaign", mine)
+    assert refused.exit_code == 3
+    assert said in refused.output
 
 
 def test_logs_are_imported_the_first_one_first(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from autotuner.core.policy import Watch, load_policy
 from autotuner.core.replay import Replayed, replay
 from autotuner.core.source import Source
 from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, judge
-from autotuner.edge.rows import BASIS
+from autotuner.edge.rows import basis_json, read_basis
 
 FOLDER = Path(__file__).parents[3] / "policies"
 POLICIES = tuple(load_policy(Source(p.name, p.read_text(encoding="utf-8"))) for p in sorted(FOLDER.glob("*.toml")))
@@ -67,10 +67,10 @@ def test_a_figure_that_was_not_recorded_yet_is_not_missed() -> None:
 def test_a_basis_of_before_is_judged_as_it_was_then() -> None:
     """What was stored before launches were pooled and wins confirmed has one baseline and promotes at once."""
     basis, _, _ = record()
-    stored = json.loads(BASIS.dump_json(dataclasses.replace(basis, results=(level(8, 800.0),))))
+    stored = json.loads(basis_json(dataclasses.replace(basis, results=(level(8, 800.0),))))
     for key in ("is_best", "measure", "baseline_runs", "earlier_runs", "win", "owed", "remarks"):
         del stored[key]
-    found = judge(BASIS.validate_python(stored))
+    found = judge(read_basis(json.dumps(stored)))
     assert found.promote
     assert found.reasons == (
         "the objective is 2.000 of the best-known's (95 % interval 1.834 to 2.166), above 1 with 3.0 % noise between launches",

@@ -182,6 +182,19 @@ def test_a_candidate_that_breaks_a_limit_would_not_have_won() -> None:
     assert tell(strict, (*SHIPPED, house(HASTY)), 0.05, ENGINES).wrong_stops == ()
 
 
+def test_rules_see_the_objectives_limits_and_what_breaks_one_is_no_wrong_stop() -> None:
+    campaign = read_campaign(CAMPAIGNS / "kimi-k2.5")
+    slow = [
+        replace(trial, levels=tuple(replace(level, ttft_ms={"p99": 900.0}) for level in trial.levels))
+        for trial in campaign.trials
+    ]
+    limits = Constraints(ttft_p99_ms_max=500)
+    strict = replace(campaign, trials=tuple(slow), objective=Objective(level=128, constraints=limits))
+    found = tell(strict, SHIPPED, 0.05, ENGINES)
+    assert ending(found.told[0]) == "fail by ttft-above-limit at 128"
+    assert (found.best, found.wrong_stops) == ("", ())
+
+
 def test_a_level_that_is_not_on_record_is_said_and_decides_nothing() -> None:
     campaign = read_campaign(CAMPAIGNS / "kimi-k2.5")
     short = replace(campaign.trials[1], levels=campaign.trials[1].levels[:1])

@@ -1,6 +1,7 @@
 """Every change is one transaction, whoever else writes; what is illegal is refused; what is damaged is said."""
 
 import itertools
+import math
 import multiprocessing
 import os
 import signal
@@ -18,12 +19,14 @@ from autotuner.bench.workload import Benchmark
 from autotuner.core.candidate import Candidate, Launch
 from autotuner.core.effective import Configuration, Difference
 from autotuner.core.entry import GENESIS, Draft, link
+from autotuner.core.objective import Objective
 from autotuner.core.policy import built_in
+from autotuner.core.speculation import SpeculationAtLevel
 from autotuner.core.state import LaunchState, Purpose, TrialState, Verdict, launch_may, trial_may
 from autotuner.core.statistics import Interval
-from autotuner.core.verdict import Judgement, LevelResult
+from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar
 from autotuner.edge.database import MIGRATIONS, SCHEMA_VERSION, Database
-from autotuner.edge.rows import LaunchRow, SlotRow, configuration_json, judgement_columns
+from autotuner.edge.rows import LaunchRow, SlotRow, basis_json, configuration_json, judgement_columns, read_basis
 from autotuner.edge.store import Store
 from autotuner.engines.base import Diagnosis, Effective
 from autotuner.errors import DiskFull, NotFound, StoreError
@@ -168,6 +171,35 @@ def test_results_and_their_evidence_come_back_as_they_were(store: Store, odd: fl
         store.evidence(trial, 8)
     store.drop_results(trial)
     assert store.results(trial) == ()
+
+
+def unbounded() -> TrialSoFar:
+    """What a verdict is made from where an early look knew no bounds yet."""
+    nothing_known = Interval(0.57, -math.inf, math.inf)
+    speculation = SpeculationAtLevel(
+        accept_len=Interval(2.18, 1.0, 4.0), needed=3.83, needed_bounds=nothing_known, speedup=nothing_known
+    )
+    figures = Figures(
+        concurrency=128, seconds=5.0, requests_ok=3, requests_failed=0, output_tok_s=10.0, output_tok_s_low=0.0,
+        output_tok_s_high=math.inf, tokens_per_event=1.0, tokens_counted=True,
+    )  # fmt: skip
+    result = LevelResult(concurrency=128, figures=figures, speculation=speculation)
+    return TrialSoFar(objective=Objective(), levels=(128,), results=(result,))
+
+
+def test_what_a_verdict_was_made_from_comes_back_where_a_bound_is_infinite(store: Store) -> None:
+    trial = add(store)
+    store.move_trial(trial, TrialState.RUNNING)
+    store.move_trial(trial, TrialState.DONE, basis=basis_json(unbounded()))
+    assert store.basis(trial) == unbounded()
+    assert [basis for _, _, basis in store.bases("kimi", store.trial(trial).benchmark_hash)] == [unbounded()]
+    assert store.alpha_spent("kimi", 0) == unbounded().alpha  # SQLite reads the column, too
+
+
+def test_a_basis_that_was_stored_with_null_for_an_infinite_bound_is_still_read() -> None:
+    old = basis_json(unbounded()).replace('"-inf"', "null").replace('"inf"', "null")
+    assert old.count('"low":null,"high":null') == 2
+    assert read_basis(old) == unbounded()
 
 
 def test_a_candidate_keeps_the_file_that_described_it_first(store: Store) -> None:
