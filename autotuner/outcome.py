@@ -138,13 +138,15 @@ def give_up(ctx: SlotContext, trial_id: int, why: str) -> None:
 def begin_trial(ctx: SlotContext, trial_id: int) -> None:
     """Take a trial in hand."""
     ctx.live = Live()
-    ctx.store.move_trial(
-        trial_id,
-        TrialState.RUNNING,
-        begun_at=clock.utc_label(),
-        begun_boot=clock.boot_id(),
-        begun_mono_s=clock.monotonic_s(),
-    )
+    with ctx.store.transaction():
+        ctx.store.move_trial(
+            trial_id,
+            TrialState.RUNNING,
+            begun_at=clock.utc_label(),
+            begun_boot=clock.boot_id(),
+            begun_mono_s=clock.monotonic_s(),
+        )
+        ctx.store.update_trial(trial_id, alpha=alpha_of(ctx, ctx.store.trial(trial_id)))
 
 
 def queue_baseline(ctx: SlotContext, candidate_id: str, why: str) -> None:
@@ -299,12 +301,15 @@ def doubt_of(ctx: SlotContext, trial: Trial, best: Figures | None) -> Doubt:
 def alpha_of(ctx: SlotContext, trial: Trial) -> float:
     """Given a trial, return the probability of a wrong verdict that the campaign's error budget grants it.
 
-    The usual one for the best-known's own launches, which decide nothing and spend nothing.
+    The usual one for the best-known's own launches, which decide nothing and spend nothing. It is settled when the trial
+    begins: bounds that hold at all looks at once would not, if it moved with the queue between them.
     """
     if trial.is_baseline:
         return USUAL_DOUBT.alpha
-    spent = ctx.store.alpha_spent(ctx.name, ctx.store.slot(ctx.name).campaign_from)
-    return budget_share(ctx.settings.noise.error_budget, spent, 1 + len(ctx.store.queue(ctx.name)))
+    if trial.alpha is not None:
+        return trial.alpha
+    spent, before = ctx.store.error_spent(ctx.name, ctx.store.slot(ctx.name).campaign_from)
+    return budget_share(ctx.settings.noise.error_budget, spent, 1 + len(ctx.store.queue(ctx.name)), before)
 
 
 def took_s(trial: Trial) -> float:

@@ -97,17 +97,23 @@ def correlation_factor(values: list[float]) -> float:
 
 
 def z_of(alpha: float) -> float:
-    """Given a two-sided error probability, return the standard normal quantile: 1.96 for 0.05."""
-    return NormalDist().inv_cdf(1 - alpha / 2)
+    """Given a two-sided error probability above 0, return the standard normal quantile: 1.96 for 0.05."""
+    return -NormalDist().inv_cdf(alpha / 2)  # 1 - alpha / 2 would round to 1 for a small one
 
 
-def budget_share(budget: float, spent: float, left: int) -> float:
-    """Given a campaign's error budget, what earlier trials spent of it, and the trials that wait, return this one's part.
+# A campaign whose budget is spent (the operator made it smaller) must go on: bounds of this are 6 standard deviations wide.
+LEAST_SHARE = 1e-9
+
+
+def budget_share(budget: float, spent: float, left: int, before: int = 0) -> float:
+    """Given a campaign's error budget, what the trials `before` spent of it, and those left with this one, return its part.
 
     Half of what is left goes to the trials that are known, in equal parts, so that those which are enqueued later find
-    something too; the sum never exceeds the budget. Alpha spending (Lan and DeMets 1983) with equal parts.
+    something too; the sum never exceeds the budget. Alpha spending (Lan and DeMets 1983) with equal parts. Half as many as
+    were before are always expected: with candidates enqueued one by one the parts would else halve each time, and nothing
+    could be promoted after some twenty; so they fall with the square of their number.
     """
-    return max(0.0, budget - spent) / 2 / max(1, left)
+    return max(LEAST_SHARE, (budget - spent) / 2 / max(1, left, before / 2))
 
 
 def quantile(ordered: list[float], q: float) -> float:

@@ -156,7 +156,7 @@ class _Teller:
     def tell(self, index: int) -> Told:
         """Work one trial through its levels to its verdict."""
         trial = self.campaign.trials[index]
-        alpha = budget_share(self.error_budget, self._spent, len(self.campaign.trials) - index)
+        alpha = budget_share(self.error_budget, self._spent, len(self.campaign.trials) - index, index)
         self._spent += alpha
         self._proposed = []
         runs = self._measured.get(self.best.candidate.id, []) if self.best else []

@@ -14,7 +14,7 @@ from typing import Any
 
 from autotuner.errors import DiskFull, StoreError
 
-SCHEMA_VERSION = "4"
+SCHEMA_VERSION = "5"
 # What turns a database of one schema into one of the next; a step is never changed once it was released.
 MIGRATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "1": (
@@ -44,6 +44,7 @@ MIGRATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
                 why TEXT NOT NULL DEFAULT '', queued_as INTEGER)""",
         ),
     ),
+    "4": ("5", ("ALTER TABLE trials ADD COLUMN alpha REAL",)),
 }
 BUSY_TIMEOUT_S = 10.0
 

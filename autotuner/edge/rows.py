@@ -48,6 +48,7 @@ class Trial:
     confirms: int | None = None
     parent: int | None = None
     answers: tuple[str, ...] = ()
+    alpha: float | None = None
 
     @property
     def aim(self) -> str:

@@ -39,7 +39,8 @@ CREATE TABLE IF NOT EXISTS trials (
   confirms INTEGER,            -- the trial whose win this one measures again on a fresh launch, or, with is_baseline,
                                -- for whose sake the best-known is measured again; since schema 3
   parent INTEGER,              -- the trial whose rule proposed this candidate, or the baseline that this one repeats; since schema 3
-  answers TEXT NOT NULL DEFAULT '[]' -- what the server answered to the fixed greedy prompts; since schema 3
+  answers TEXT NOT NULL DEFAULT '[]', -- what the server answered to the fixed greedy prompts; since schema 3
+  alpha REAL                   -- its part of the campaign's error budget, settled when it began; since schema 5
 );
 CREATE INDEX IF NOT EXISTS trials_by_state ON trials (slot, state);
 CREATE INDEX IF NOT EXISTS trials_by_candidate ON trials (slot, candidate_id, benchmark_hash);

@@ -188,14 +188,18 @@ class Store:
         row = self.db.one("SELECT basis FROM trials WHERE id = ?", trial_id)
         return read_basis(row["basis"]) if row is not None and row["basis"] is not None else None
 
-    def alpha_spent(self, slot: str, after: int) -> float:
-        """Return what the concluded trials of a slot after this one have spent of its campaign's error budget."""
+    def error_spent(self, slot: str, after: int) -> tuple[float, int]:
+        """Return what the concluded trials of a slot after this one have spent of its campaign's error budget, and how many.
+
+        One of which nothing was measured could not be wrong by chance, and has spent nothing.
+        """
         row = self.db.one(
-            "SELECT COALESCE(SUM(json_extract(basis, '$.alpha')), 0) FROM trials"
-            " WHERE slot = ? AND id > ? AND NOT is_baseline",
+            "SELECT COALESCE(SUM(json_extract(basis, '$.alpha')), 0), COUNT(*) FROM trials"
+            " WHERE slot = ? AND id > ? AND NOT is_baseline AND basis IS NOT NULL"
+            " AND id IN (SELECT trial_id FROM results)",
             *(slot, after),
         )
-        return float(row[0]) if row else 0.0
+        return (float(row[0]), int(row[1])) if row else (0.0, 0)
 
     def bases(self, slot: str, benchmark_hash: str) -> list[tuple[str, str, TrialSoFar]]:
         """Return (candidate id, name, what the verdict was made from) of a benchmark's concluded trials, oldest first."""

@@ -132,6 +132,7 @@ class _Work:
     seconds: float = 0.0
     launches: int = 0
     spent: float = 0.0
+    shares: int = 0
     runs: list[Run] = field(default_factory=list)
     known: dict[int, LevelResult] = field(default_factory=dict)
 
@@ -148,8 +149,7 @@ class _Work:
 
     def candidate(self, server: Server, left: int) -> TrialEnd:
         """Work one candidate: its trial, and if it wins what must be measured before it is promoted."""
-        alpha = budget_share(self.noise.error_budget, self.spent, left)
-        self.spent += alpha
+        alpha = self._share(left)
         before, best = self.seconds, self.best
         so_far = self._trial(server, alpha, LEVELS, is_baseline=False)
         took_s = self.seconds - before
@@ -177,9 +177,7 @@ class _Work:
                     tries += 1
                     self._baseline(self.deciding)
                     continue
-                alpha = budget_share(self.noise.error_budget, self.spent, left)
-                self.spent += alpha
-                fresh = self._trial(server, alpha, self.deciding, is_baseline=False)
+                fresh = self._trial(server, self._share(left), self.deciding, is_baseline=False)
                 confirmed.append(self._run(fresh))
                 runs = tuple(run.figures for run in confirmed)
                 fresh = replace(
@@ -195,6 +193,12 @@ class _Work:
             self.best, self.runs = server, confirmed
             self.known = {r.concurrency: r for r in (*won.results, *fresh.results)}
         return judgement
+
+    def _share(self, left: int) -> float:
+        """What the next trial has of the error budget, which is spent with that."""
+        alpha = budget_share(self.noise.error_budget, self.spent, left, self.shares)
+        self.spent, self.shares = self.spent + alpha, self.shares + 1
+        return alpha
 
     def _baseline(self, levels: tuple[int, ...]) -> None:
         so_far = self._trial(self.best, USUAL_DOUBT.alpha, levels, is_baseline=True)

@@ -378,3 +378,37 @@ def test_a_best_known_that_became_slower_is_measured_to_the_end_and_its_own_rate
         assert ("best.ratio_high" in facts) is expected
         house.measure(trial, 100.0)
         outcome.conclude(house.ctx, trial.id)
+
+
+def test_the_part_of_the_error_budget_is_settled_when_a_trial_begins(house: House) -> None:
+    house.enqueue("a")
+    house.work(100.0)
+    house.enqueue("b")
+    trial = house.begin()
+    before = outcome.alpha_of(house.ctx, trial)
+    house.enqueue("c")
+    house.enqueue("d")
+    assert outcome.alpha_of(house.ctx, house.store.trial(trial.id)) == before
+    house.measure(trial, 50.0)
+    outcome.conclude(house.ctx, trial.id)
+    basis = house.store.basis(trial.id)
+    assert basis is not None
+    assert basis.alpha == before
+
+
+def test_a_server_that_does_not_come_up_spends_nothing_of_the_error_budget(house: House) -> None:
+    house.enqueue("a")
+    house.work(100.0)
+    spent = house.store.error_spent(SLOT, 0)
+    house.enqueue("b")
+    house.lose()
+    assert house.store.error_spent(SLOT, 0) == spent
+
+
+def test_a_campaign_of_many_trials_enqueued_one_by_one_goes_on(house: House) -> None:
+    for number in range(60):
+        house.enqueue(f"c{number}")
+        house.work(100.0 if number == 0 else 50.0)
+    house.enqueue("winner")
+    house.work(200.0)
+    assert house.queue(), "a server twice as fast still owes its confirming launches, and nothing else"

@@ -282,18 +282,34 @@ def test_normal_quantiles_are_those_of_the_tables(alpha: float, z: float) -> Non
 @given(st.floats(0.001, 0.5), st.lists(st.integers(1, 30), min_size=1, max_size=60))
 def test_a_campaign_never_spends_more_than_its_error_budget(budget: float, queue: list[int]) -> None:
     spent = 0.0
-    for left in queue:
-        share = budget_share(budget, spent, left)
-        assert share >= 0
+    for before, left in enumerate(queue):
+        share = budget_share(budget, spent, left, before)
+        assert share > 0
         spent += share
     assert spent <= budget * (1 + 1e-9)
+
+
+def test_after_hundreds_of_trials_enqueued_one_by_one_a_promotion_is_still_possible() -> None:
+    spent = 0.0
+    for before in range(300):
+        share = budget_share(0.05, spent, 1, before)
+        assert z_of(share) < 5.5
+        assert math.isfinite(confidence_sequence([1.0, 1.1, 0.9] * 5, share / 8).high)
+        spent += share
+    assert spent <= 0.05
+
+
+def test_a_budget_that_was_made_smaller_than_what_is_spent_leaves_bounds_finite() -> None:
+    share = budget_share(0.01, 0.05, 3)
+    assert z_of(share) < 7
+    assert math.isfinite(confidence_sequence([1.0, 1.1, 0.9] * 5, share / 8).high)
 
 
 def test_the_trials_that_are_known_share_half_of_what_is_left() -> None:
     assert budget_share(0.05, 0.0, 10) == pytest.approx(0.0025)
     assert budget_share(0.05, 0.03, 1) == pytest.approx(0.01)
     assert budget_share(0.05, 0.0, 0) == pytest.approx(0.025), "a trial that nobody counted is one"
-    assert budget_share(0.05, 0.06, 4) == 0.0
+    assert budget_share(0.05, 0.0, 2, 10) == pytest.approx(0.005), "half as many as were before are expected to come"
 
 
 def test_a_ratio_of_smaller_error_is_wider_by_the_quantile() -> None:

@@ -454,7 +454,7 @@ def test_a_schema_of_another_version_is_refused(tmp_path: Path) -> None:
     store = Store(path)
     store.db.run("UPDATE meta SET value = '99' WHERE key = 'schema'")
     store.close()
-    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 4"):
+    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 5"):
         Store(path)
 
 
@@ -465,7 +465,7 @@ def old_database(path: Path) -> None:
     store.add_launch(launch_row("old", state=LaunchState.SERVING))
     store.db.run("ALTER TABLE launches DROP COLUMN engine_version")
     store.db.run("ALTER TABLE launches DROP COLUMN configuration")
-    for column in ("basis", "confirms", "parent", "answers"):
+    for column in ("basis", "confirms", "parent", "answers", "alpha"):
         store.db.run(f"ALTER TABLE trials DROP COLUMN {column}")
     store.db.run("DROP TABLE policies")
     store.db.run("DROP TABLE proposals")
