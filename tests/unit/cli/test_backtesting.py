@@ -98,6 +98,22 @@ def test_a_wrong_command_line_is_said(arguments: tuple[object, ...], said: str) 
     assert said in found.output
 
 
+def test_without_settings_the_shipped_rules_are_listed_and_explained() -> None:
+    assert "below-break-even" in run("policies", "list").output
+    assert "skip-level, verdict fail" in run("policies", "explain", "below-break-even").output
+    near = run("policies", "explain", "below-break-evn")
+    assert near.exit_code == 5
+    assert "did you mean below-break-even?" in near.output
+    assert run("-s", "/nowhere.toml", "policies", "list").exit_code == 5
+
+
+def test_a_folder_without_rules_is_refused(tmp_path: Path) -> None:
+    for command in (("policies", "test", "--campaign", KIMI, "--policies"), ("simulate", "-n", "1", "--policies")):
+        said = run(*command, tmp_path)
+        assert said.exit_code == 5
+        assert "has no rules (*.toml)" in said.output
+
+
 def test_a_table_is_imported_with_its_candidates_and_told(tmp_path: Path) -> None:
     out = tmp_path / "mine"
     given = [a for path in sorted(CANDIDATES.glob("[1-4]-*.toml")) for a in ("--candidate", path)]
