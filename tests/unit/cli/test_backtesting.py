@@ -222,6 +222,34 @@ def test_what_an_import_lacks_is_named(tmp_path: Path) -> None:
     assert "known: sglang" in run("campaign", "import", logs, "--engine", "x", "--out", out).output
 
 
+@pytest.mark.parametrize(
+    ("results", "said"),
+    [
+        ({"args": ["--api-key", "sk-1"], "ready_s": 5.0}, "run.json: launch.args.api-key: looks like a secret"),
+        (
+            {"ready_s": 5.0, "points": [{"concurrency": 1, "requests": 9999, "wall_s": 2, "output_tokens": 9}]},
+            "autotuner: run.log.gz: the results name 9999 requests",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_run_is_said_of_its_own_files(tmp_path: Path, results: object, said: str) -> None:
+    big = CAMPAIGNS / "sglang-0.5.12-h200" / "big"
+    (tmp_path / "run.log").write_bytes(gzip.decompress((big / "big-base.log.gz").read_bytes()))
+    (tmp_path / "run.json").write_text(json.dumps(results))
+    refused = run("campaign", "import", tmp_path, "--out", tmp_path / "mine")
+    assert refused.exit_code == 3
+    assert said in refused.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "run.log"]
+
+
+def test_a_run_that_measured_nothing_is_imported_all_the_same(tmp_path: Path) -> None:
+    big = CAMPAIGNS / "sglang-0.5.12-h200" / "big"
+    (tmp_path / "run.log").write_bytes(gzip.decompress((big / "big-base.log.gz").read_bytes()))
+    (tmp_path / "run.json").write_text('{"ready_s": 5.0, "points": []}')
+    assert run("campaign", "import", tmp_path, "--out", tmp_path / "mine").exit_code == 0
+    assert read_campaign(tmp_path / "mine").trials[0].levels == ()
+
+
 def test_a_campaign_names_the_row_file_and_candidate_that_do_not_fit(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     assert run("campaign", "import", KIMI / "figures.csv", "--out", mine).exit_code == 0
