@@ -216,9 +216,12 @@ def policies_in(where: Path) -> tuple[Policy, ...]:
     """Given a folder, return the policies of its files in the order of their names. Raise NotFound or InvalidInput."""
     if not where.is_dir():
         raise NotFound(f"there is no policies folder at {where}")
+    paths = sorted(where.glob("*.toml"))
+    if not paths:
+        raise NotFound(f"{where} has no rules (*.toml); such a folder replaces the shipped rules, so copy those first")
     policies: list[Policy] = []
     problems: list[Problem] = []
-    for path in sorted(where.glob("*.toml")):
+    for path in paths:
         try:
             source = read_source(path)
             policies.append(load_policy(Source(path.name, source.text)))

@@ -114,10 +114,13 @@ def replay(ctx: click.Context, numbers: tuple[int, ...], as_json: bool) -> None:
     ]
     if as_json:
         print_json([{"entry": t.entry, "trial": t.id, "name": t.name, **asdict(again)} for t, again in done])
+    elif not done:
+        click.echo("no trial was concluded yet, so there is nothing to compute again")
     for trial, again in [] if as_json else done:
         said = "as recorded" if not again.differences else f"{len(again.differences)} differences"
         click.echo(
-            f"{trial.entry:04d}  {trial.name}: {trial.verdict}, {again.levels} levels, {again.looks} looks: {said}"
+            f"{trial.entry:04d}  {trial.name}: {trial.verdict}, {again.levels} level{'s' * (again.levels != 1)}, "
+            f"{again.looks} looks: {said}"
         )
         for difference in again.differences:
             click.echo(f"      {difference}")

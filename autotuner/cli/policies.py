@@ -17,7 +17,8 @@ from autotuner.cli.backtesting import (
 from autotuner.cli.common import json_option, open_settings, open_state, print_json, table
 from autotuner.core.confirm import Noise
 from autotuner.core.objective import Objective
-from autotuner.core.policy import FACTS, used_facts
+from autotuner.core.policy import FACTS, Policy, used_facts
+from autotuner.core.source import nearest
 from autotuner.edge.campaigns import is_campaign, read_campaign
 from autotuner.errors import NotFound
 from autotuner.settings import Settings, load_policies, policies_in
@@ -33,9 +34,8 @@ def policies() -> None:
 @json_option
 @click.pass_context
 def list_(ctx: click.Context, as_json: bool) -> None:
-    """List the rules in force."""
-    _, settings = open_settings(ctx)
-    loaded = load_policies(settings)
+    """List the rules in force; without settings, the shipped ones."""
+    loaded = _in_force(_settings(ctx))
     if as_json:
         print_json([{"file": p.file, "sha256": p.sha256, "rules": [r.model_dump() for r in p.rules]} for p in loaded])
         return
@@ -52,10 +52,11 @@ def list_(ctx: click.Context, as_json: bool) -> None:
 @click.pass_context
 def explain(ctx: click.Context, rule: str) -> None:
     """Explain RULE: its condition, the facts it uses, what it does."""
-    _, settings = open_settings(ctx)
-    found = [(p, r) for p in load_policies(settings) for r in p.rules if r.name == rule]
+    rules = [(p, r) for p in _in_force(_settings(ctx)) for r in p.rules]
+    found = [(p, r) for p, r in rules if r.name == rule]
     if not found:
-        raise NotFound(f"there is no rule called {rule}; list them: autotuner policies list")
+        hint = nearest(rule, [r.name for _, r in rules]) or "list them: autotuner policies list"
+        raise NotFound(f"there is no rule called {rule} ({hint})")
     policy, chosen = found[0]
     click.echo(f"{chosen.name} ({policy.file}, sha256 {policy.sha256[:16]})")
     click.echo(f"  looked at: {chosen.on}; must hold {chosen.looks} looks in a row")
@@ -155,7 +156,7 @@ def test(
         return
     settings = _settings(ctx)
     shipped = policies_in(shipped_folder("policies"))
-    rules = policies_in(given) if given else load_policies(settings) if settings else shipped
+    rules = policies_in(given) if given else _in_force(settings)
     budget = (settings.noise if settings else Noise()).error_budget
     data: list[Any] = []
     for number, where in enumerate(campaigns):
@@ -178,8 +179,13 @@ def test(
         print_json(data)
 
 
+def _in_force(settings: Settings | None) -> tuple[Policy, ...]:
+    """The rules that the settings name, the shipped ones where there are no settings."""
+    return load_policies(settings) if settings else policies_in(shipped_folder("policies"))
+
+
 def _settings(ctx: click.Context) -> Settings | None:
-    """The settings, None where there are none and none were named: recorded campaigns need no host."""
+    """The settings, None where there are none and none were named: rules and recorded campaigns need no host."""
     try:
         return open_settings(ctx)[1]
     except NotFound:

@@ -54,7 +54,7 @@ class _Plan:
     "--policies", metavar="DIR", type=click.Path(path_type=Path), help="Folder of stop rules; else the shipped."
 )
 @click.option(
-    "--levels", default="1,8,32,128", show_default=True, metavar="N,N", help="Concurrencies; the last decides."
+    "--levels", default="1,8,32,128", show_default=True, metavar="N,N", help="Concurrencies; the busiest decides."
 )
 @click.option("--seconds", default=6.0, show_default=True, type=click.FloatRange(1.0), help="Measured time of a level.")
 @click.option(

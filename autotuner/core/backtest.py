@@ -13,10 +13,19 @@ from autotuner.core.policy import ENDS_LEVEL, Policy, Watch
 
 @dataclass(frozen=True)
 class End:
-    """Where a level ended: the rule, empty if none ended it, and the seconds of load until then."""
+    """Where a level ended: the rule, empty if none ended it, and the seconds of load until then.
+
+    `settled` says that the rule found the level known well enough, so that its figures count as a whole level's.
+    """
 
     rule: str
     load_s: float
+    settled: bool = False
+
+    @property
+    def lost(self) -> bool:
+        """Whether a rule ended the level to the candidate's loss."""
+        return bool(self.rule) and not self.settled
 
 
 @dataclass(frozen=True)
@@ -42,8 +51,8 @@ class Outcome:
 
     @property
     def loses_winner(self) -> bool:
-        """Whether the rules would now end a level of a trial that passed."""
-        return self.won and bool(self.now.rule) and not self.then.rule
+        """Whether the rules would now lose a level of a trial that passed."""
+        return self.won and self.now.lost and not self.then.lost
 
     @property
     def saved_s(self) -> float:
@@ -59,6 +68,6 @@ def end_of(policies: tuple[Policy, ...], looks: Sequence[Mapping[str, Any]]) -> 
         facts = look["facts"]
         load_s = float(facts.get("level.load_s", load_s))
         for fired in watch.look(look["on"], facts):
-            if fired.action in ENDS_LEVEL and not fired.dry_run:
-                return End(f"{fired.file}/{fired.rule}", load_s)
+            if (fired.action in ENDS_LEVEL or fired.action == "settle") and not fired.dry_run:
+                return End(f"{fired.file}/{fired.rule}", load_s, settled=fired.action == "settle")
     return End("", load_s)

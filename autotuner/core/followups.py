@@ -224,7 +224,8 @@ def _lift_running_cap(s: Situation) -> _Answered:
         said = (
             f"the cap: {100 * min(1.0, of_cap / total):.0f} % of the {rate(total)} tok/s lost at concurrency {s.level}"
         )
-        return answer, said, of_cap / lost.measured_tok_s
+        # What a plain server gains without the cap, in proportion: where speculation loses, it loses there as well.
+        return answer, said, of_cap / (lost.baseline_tok_s - of_cap)
     # Without a baseline at what ran: more requests a step bring more, though less than in proportion.
     return (
         answer,

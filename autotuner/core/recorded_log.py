@@ -108,13 +108,15 @@ def _pieces(source: str, engine: Engine, lines: list[str], points: Sequence[Poin
     """
     begun = [at for at, line in enumerate(lines) if _REQUEST.search(line)]
     wanted = sum(point.requests for point in points)
+    if not points:
+        return []
     if not begun:
         return _pieces_by_load(source, engine, lines, points)
     if len(begun) < wanted:
         message = f"the results name {wanted} requests, the log has {len(begun)}: they are not of one run"
         raise InvalidInput([Problem(source, message)])
     firsts = itertools.accumulate((point.requests for point in points[:-1]), initial=len(begun) - wanted)
-    cuts = [begun[first] for first in firsts] if points else []
+    cuts = [begun[first] for first in firsts]
     return [lines[a:b] for a, b in zip(cuts, [*cuts[1:], len(lines)], strict=True)]
 
 

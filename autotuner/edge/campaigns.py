@@ -4,6 +4,7 @@ import gzip
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import tomli_w
@@ -135,11 +136,22 @@ def import_logs(folder: Path, engine: str, names: Sequence[str], out: Path, desc
     entries: list[dict[str, object]] = []
     for name in names:
         results = read_results(folder / f"{name}.json")
-        files[f"{name}.toml"] = to_toml(candidate_of(name, engine, results)).encode()
+        files[f"{name}.toml"] = _launched(folder / f"{name}.json", candidate_of(name, engine, results))
         files[f"{name}.json"] = results.model_dump_json(indent=1, exclude_none=True).encode() + b"\n"
         files[f"{name}.log.gz"] = gzip.compress(_bytes(folder / f"{name}.log"), mtime=0)
         entries.append({"file": f"{name}.toml", "log": f"{name}.log.gz", "results": f"{name}.json"})
     return _written(out, {"description": description, "candidate": entries}, files)
+
+
+def _launched(results: Path, candidate: Candidate) -> bytes:
+    """The candidate file of a run. Raise InvalidInput naming the results where it would hold what such a file must not."""
+    text = to_toml(candidate)
+    try:
+        parse_candidates(Source(str(results), text))
+    except InvalidInput as error:
+        hint = "take it out of args or env there"
+        raise InvalidInput([replace(p, file=str(results), line=None, hint=hint) for p in error.problems]) from None
+    return text.encode()
 
 
 def recorded_names(folder: Path) -> tuple[str, ...]:
@@ -159,9 +171,10 @@ def _written(out: Path, table: Mapping[str, object], files: Mapping[str, bytes])
         read_campaign(made)
         made.chmod(0o755)
         made.rename(out)
-    except BaseException:
+    except InvalidInput as error:  # the folder it names is gone by then
+        raise InvalidInput([replace(p, file=Path(p.file).name) for p in error.problems]) from None
+    finally:
         shutil.rmtree(made, ignore_errors=True)
-        raise
     return read_campaign(out)
 
 

@@ -17,6 +17,7 @@ HIT_PCT_MAX = 1.0  # on prompts that are meant to be all different
 FULL_RATIO = 0.97
 SLOTS_RATIO = 0.8
 LASTING_MIN = 3
+WAITING_MIN = 0.05  # of the level's requests; fewer wait for a moment without any cap
 FILLING_RATIO = 100.0  # prompt tokens worked for each one generated
 ALIKE_MIN = 2
 OFFERED_RATIO = 0.9
@@ -235,11 +236,15 @@ def _filling(evidence: Evidence) -> Reading | None:
 def _capped(evidence: Evidence) -> Reading | None:
     """More wait than run although the pool has room: a limit on running requests, the engine's own or ours."""
     context = evidence.context
+    most = max((line.running for line in evidence.loads), default=0)
     for line in reversed(evidence.loads):
         queued = line.get("queue_reqs") or 0
         caps = {v for row in evidence.lines if (v := row.get("max_running_reqs"))}
         at_cap = line.running in caps
-        plateau = not caps and queued > 0 and (line.running < (context.concurrency or 0) or context.windows_alike)
+        # Without a cap a few wait for a moment, while others end; what is held back by one is never exceeded.
+        held = line.running == most and queued >= WAITING_MIN * (context.concurrency or 0)
+        below = line.running < (context.concurrency or 0) or context.windows_alike
+        plateau = not caps and queued > 0 and held and below
         room = _fullest(line) < 0.9
         if line.running and queued > 0 and room and (at_cap or plateau):
             sentence = f"{line.running:.0f} run and {queued:.0f} wait while the KV pool has room: a cap binds"

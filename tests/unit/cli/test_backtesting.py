@@ -98,6 +98,22 @@ def test_a_wrong_command_line_is_said(arguments: tuple[object, ...], said: str) 
     assert said in found.output
 
 
+def test_without_settings_the_shipped_rules_are_listed_and_explained() -> None:
+    assert "below-break-even" in run("policies", "list").output
+    assert "skip-level, verdict fail" in run("policies", "explain", "below-break-even").output
+    near = run("policies", "explain", "below-break-evn")
+    assert near.exit_code == 5
+    assert "did you mean below-break-even?" in near.output
+    assert run("-s", "/nowhere.toml", "policies", "list").exit_code == 5
+
+
+def test_a_folder_without_rules_is_refused(tmp_path: Path) -> None:
+    for command in (("policies", "test", "--campaign", KIMI, "--policies"), ("simulate", "-n", "1", "--policies")):
+        said = run(*command, tmp_path)
+        assert said.exit_code == 5
+        assert "has no rules (*.toml)" in said.output
+
+
 def test_a_table_is_imported_with_its_candidates_and_told(tmp_path: Path) -> None:
     out = tmp_path / "mine"
     given = [a for path in sorted(CANDIDATES.glob("[1-4]-*.toml")) for a in ("--candidate", path)]
@@ -204,6 +220,34 @@ def test_what_an_import_lacks_is_named(tmp_path: Path) -> None:
     assert "no run with both NAME.log and NAME.json" in run("campaign", "import", logs, "--out", out).output
     assert run("campaign", "import", logs, "--first", "x", "--out", out).exit_code == 5
     assert "known: sglang" in run("campaign", "import", logs, "--engine", "x", "--out", out).output
+
+
+@pytest.mark.parametrize(
+    ("results", "said"),
+    [
+        ({"args": ["--api-key", "sk-1"], "ready_s": 5.0}, "run.json: launch.args.api-key: looks like a secret"),
+        (
+            {"ready_s": 5.0, "points": [{"concurrency": 1, "requests": 9999, "wall_s": 2, "output_tokens": 9}]},
+            "autotuner: run.log.gz: the results name 9999 requests",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_run_is_said_of_its_own_files(tmp_path: Path, results: object, said: str) -> None:
+    big = CAMPAIGNS / "sglang-0.5.12-h200" / "big"
+    (tmp_path / "run.log").write_bytes(gzip.decompress((big / "big-base.log.gz").read_bytes()))
+    (tmp_path / "run.json").write_text(json.dumps(results))
+    refused = run("campaign", "import", tmp_path, "--out", tmp_path / "mine")
+    assert refused.exit_code == 3
+    assert said in refused.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "run.log"]
+
+
+def test_a_run_that_measured_nothing_is_imported_all_the_same(tmp_path: Path) -> None:
+    big = CAMPAIGNS / "sglang-0.5.12-h200" / "big"
+    (tmp_path / "run.log").write_bytes(gzip.decompress((big / "big-base.log.gz").read_bytes()))
+    (tmp_path / "run.json").write_text('{"ready_s": 5.0, "points": []}')
+    assert run("campaign", "import", tmp_path, "--out", tmp_path / "mine").exit_code == 0
+    assert read_campaign(tmp_path / "mine").trials[0].levels == ()
 
 
 def test_a_campaign_names_the_row_file_and_candidate_that_do_not_fit(tmp_path: Path) -> None:

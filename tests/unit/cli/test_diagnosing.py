@@ -66,3 +66,16 @@ def test_nothing_of_use_is_still_an_answer(text: str) -> None:
     said = run("-", "--json", text=text)
     assert said.exit_code == 0
     assert json.loads(said.stdout)["cause"] == "none"
+
+
+def test_a_request_that_waits_for_a_moment_shows_no_cap(tmp_path: Path) -> None:
+    facts = tmp_path / "facts.toml"
+    facts.write_text('phase = "level"\nconcurrency = 128\n')
+    line = (
+        "[2026-08-02 10:05:0{0} TP0] Decode batch, #running-req: {1}, #token: 90112, token usage: 0.22, cuda graph: True, "
+        "gen throughput (token/s): 2110.00, #queue-req: {2}\n"
+    )
+    passing = "".join(line.format(*row) for row in ((1, 124, 3), (2, 125, 1), (3, 125, 1)))
+    assert json.loads(run("-", "--know", facts, "--json", text=passing).stdout)["cause"] != "admission-cap"
+    held = "".join(line.format(*row) for row in ((1, 100, 28), (2, 100, 28), (3, 100, 27)))
+    assert json.loads(run("-", "--know", facts, "--json", text=held).stdout)["cause"] == "admission-cap"

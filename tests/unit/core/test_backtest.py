@@ -42,6 +42,14 @@ def test_what_ends_no_level_changes_nothing(harmless: tuple[Policy, ...]) -> Non
     assert end_of(harmless, looks(8, 4, 3)) == End("", 30.0)
 
 
+def test_a_level_that_a_rule_settled_ended_there_and_is_not_lost() -> None:
+    settled = end_of(policies(5, action="settle"), looks(8, 4, 3))
+    assert settled == End("house.toml/slow", 20.0, settled=True)
+    assert outcome(End("", 30.0), settled, won=True).saved_s == 10.0
+    assert not outcome(End("", 30.0), settled, won=True).loses_winner
+    assert outcome(settled, End("a/b", 20.0), won=True).loses_winner
+
+
 def outcome(then: End, now: End, *, won: bool = False) -> Outcome:
     return Outcome(1, "a", 8, won, then, now)
 
