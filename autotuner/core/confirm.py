@@ -118,10 +118,7 @@ def noise_between(record: Record, fresh: tuple[dict[int, Figures], ...], levels:
     if record.said or len(counts) < 2:
         return record.noise
     sides = [[run.figures for run in record.runs], counts]
-    return max(
-        (launch_noise(*([f[level].output_tok_s for f in side] for side in sides)) for level in levels),
-        default=record.noise,
-    )
+    return max((_noise_at(level, *sides) for level in levels), default=record.noise)
 
 
 def owed_again(figures: dict[int, Figures], levels: tuple[int, ...], *, is_repeat: bool) -> tuple[Owed, ...]:
@@ -219,8 +216,19 @@ def _jump(before: list[Run], run: Run, level: int) -> str:
 
 
 def _noise(runs: list[Run], levels: tuple[int, ...]) -> float:
-    rates = [[run.figures[level].output_tok_s for run in runs] for level in levels]
-    return max((launch_noise(of_level) for of_level in rates), default=launch_noise([]))
+    return max((_noise_at(level, [run.figures for run in runs]) for level in levels), default=launch_noise([]))
+
+
+def _noise_at(level: int, *servers: list[dict[int, Figures]]) -> float:
+    """The noise between launches at a level: of the rate, or of goodput where that is more.
+
+    Goodput is the steeper one near its limits, and it is what is compared where figures have it.
+    """
+    every = [[run[level] for run in runs] for runs in servers]
+    good = [[f.goodput_req_s or 0.0 for f in launches] for launches in every]
+    counted = [of_server for of_server in good if sum(of_server) > 0]
+    of_rate = launch_noise(*([f.output_tok_s for f in launches] for launches in every))
+    return max(of_rate, launch_noise(*counted)) if counted else of_rate
 
 
 def _half(figures: Figures) -> float:

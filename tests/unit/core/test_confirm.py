@@ -195,6 +195,15 @@ def test_goodput_is_pooled_like_the_rate_unless_the_limits_differ() -> None:
     assert pool(({8: one}, {8: other}))[8].goodput_req_s == 4.0
 
 
+def test_where_goodput_is_compared_its_own_noise_between_launches_counts() -> None:
+    def run(number: int, goodput: float) -> Run:
+        return Run(number, {8: figures(8, 100.0, goodput_limits=GoodputLimits(ttft_ms_max=500), goodput_req_s=goodput)})
+
+    assert on_record((run(1, 4.0), run(2, 4.0)), (8,)).noise < LAUNCH_NOISE_PRIOR
+    assert on_record((run(1, 3.0), run(2, 5.0)), (8,)).noise > 0.2
+    assert on_record((run(1, 0.0), run(2, 0.0)), (8,)).noise < LAUNCH_NOISE_PRIOR
+
+
 def test_a_void_level_is_shown_only_where_there_is_nothing_else() -> None:
     void, good = figures(8, 500.0, void="client"), figures(8, 100.0)
     assert pool(({8: good}, {8: void})) == {8: good}
