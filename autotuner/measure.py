@@ -19,7 +19,7 @@ from autotuner.core.followups import speculation_by_level
 from autotuner.core.gather import Gather, LevelPlan, baseline_steps
 from autotuner.core.objective import Constraints, Standing, weights_of
 from autotuner.core.policy import Facts, Fired, holding
-from autotuner.core.verdict import LevelReading, LevelResult, disagreement
+from autotuner.core.verdict import LevelReading, LevelResult, disagreement, too_late_best
 from autotuner.core.watching import LevelRules, server_ended
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
@@ -126,12 +126,14 @@ class _Level:
         best_figures = {level: r.figures for level, r in baseline.items()}
         # The best-known itself is what others are held against: slow answers do not end its measurement.
         binding = Constraints(failed_requests_max=objective.constraints.failed_requests_max)
+        bar = not too_late_best(outcome.trial_so_far(self.ctx, self.trial))
         standing = Standing(
             objective, self.benchmark.levels, done, best_figures, doubt.launch_noise, doubt.launches, doubt.alpha
         )
         return LevelPlan(
             concurrency=self.action.level,
-            decides=objective.limits is None
+            decides=bar
+            and objective.limits is None
             and weights_of(objective, self.benchmark.levels).get(self.action.level, 0.0) > 0,
             cap=(effective.running_cap if effective else None) or self.log.running_cap,
             speculation=self.engine.speculation(self.candidate),
@@ -143,7 +145,7 @@ class _Level:
             loses_from=min(lost, default=None),
             ranks=(effective.dp if effective else None) or 1,
             engine_version=effective.version if effective else None,
-            standing=standing if baseline and not self.trial.is_baseline else None,
+            standing=standing if bar and baseline and not self.trial.is_baseline else None,
             constraints=binding if self.trial.is_baseline else objective.constraints,
             latency_counts=objective.counts_latency,
         )

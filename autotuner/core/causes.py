@@ -67,8 +67,14 @@ def split_loss(level: Level) -> tuple[Share, ...]:
     if level.running < STEADY_RATIO * level.concurrency:
         shares.append(_not_running(level, held))
     rest = (held if shares else level.baseline_tok_s) - level.measured_tok_s
-    shares += _of_steps(level, rest) if rest > 0 else [Share("speculation-gain", rest, "speculation itself gained")]
+    shares += _of_steps(level, rest) if rest > 0 else [_gained(level, rest)]
     return tuple(sorted((s for s in shares if s.tok_s != 0), key=lambda s: -s.tok_s))
+
+
+def _gained(level: Level, rest: float) -> Share:
+    if level.speculation is None:
+        return Share("step-gain", rest, "steps that take less time gained")
+    return Share("speculation-gain", rest, "speculation itself gained")
 
 
 def _not_running(level: Level, held: float) -> Share:

@@ -118,10 +118,7 @@ def noise_between(record: Record, fresh: tuple[dict[int, Figures], ...], levels:
     if record.said or len(counts) < 2:
         return record.noise
     sides = [[run.figures for run in record.runs], counts]
-    return max(
-        (launch_noise(*([f[level].output_tok_s for f in side] for side in sides)) for level in levels),
-        default=record.noise,
-    )
+    return max((_noise_at(level, *sides) for level in levels), default=record.noise)
 
 
 def owed_again(figures: dict[int, Figures], levels: tuple[int, ...], *, is_repeat: bool) -> tuple[Owed, ...]:
@@ -173,8 +170,8 @@ def drifted(figures: dict[int, Figures], levels: tuple[int, ...]) -> tuple[int, 
 def pool(runs: tuple[dict[int, Figures], ...]) -> dict[int, Figures]:
     """Given the figures of each launch of one server, oldest first, return one set: by level the newest with the mean rate.
 
-    The half width is that of a mean of independent ones, sqrt(sum of squares) / n. Void levels count only where a level
-    has nothing else.
+    So is its goodput, where all of them have that under the same limits. The half width is that of a mean of independent
+    ones, sqrt(sum of squares) / n. Void levels count only where a level has nothing else.
     """
     pooled = {}
     for level in sorted({level for run in runs for level in run}):
@@ -183,11 +180,19 @@ def pool(runs: tuple[dict[int, Figures], ...]) -> dict[int, Figures]:
         if len(good) < 2:
             pooled[level] = (good or every)[-1]
             continue
-        mean = sum(f.output_tok_s for f in good) / len(good)
-        half = math.sqrt(sum(_half(f) ** 2 for f in good)) / len(good)
-        rate = {"output_tok_s": mean, "output_tok_s_low": max(0.0, mean - half), "output_tok_s_high": mean + half}
-        pooled[level] = good[-1].model_copy(update=rate)
+        means = _means(good, "output_tok_s")
+        if all(f.goodput_req_s is not None and f.goodput_limits == good[-1].goodput_limits for f in good):
+            means |= _means(good, "goodput_req_s")
+        pooled[level] = good[-1].model_copy(update=means)
     return pooled
+
+
+def _means(launches: list[Figures], key: str) -> dict[str, float]:
+    """The mean of a figure that has bounds, with the bounds of the mean."""
+    values = [(getattr(f, key), getattr(f, f"{key}_low") or 0.0, getattr(f, f"{key}_high") or 0.0) for f in launches]
+    mean = sum(value for value, _, _ in values) / len(values)
+    half = math.sqrt(sum(((high - low) / 2) ** 2 for _, low, high in values)) / len(values)
+    return {key: mean, f"{key}_low": max(0.0, mean - half), f"{key}_high": mean + half}
 
 
 def _jump(before: list[Run], run: Run, level: int) -> str:
@@ -211,8 +216,19 @@ def _jump(before: list[Run], run: Run, level: int) -> str:
 
 
 def _noise(runs: list[Run], levels: tuple[int, ...]) -> float:
-    rates = [[run.figures[level].output_tok_s for run in runs] for level in levels]
-    return max((launch_noise(of_level) for of_level in rates), default=launch_noise([]))
+    return max((_noise_at(level, [run.figures for run in runs]) for level in levels), default=launch_noise([]))
+
+
+def _noise_at(level: int, *servers: list[dict[int, Figures]]) -> float:
+    """The noise between launches at a level: of the rate, or of goodput where that is more.
+
+    Goodput is the steeper one near its limits, and it is what is compared where figures have it.
+    """
+    every = [[run[level] for run in runs] for runs in servers]
+    good = [[f.goodput_req_s or 0.0 for f in launches] for launches in every]
+    counted = [of_server for of_server in good if sum(of_server) > 0]
+    of_rate = launch_noise(*([f.output_tok_s for f in launches] for launches in every))
+    return max(of_rate, launch_noise(*counted)) if counted else of_rate
 
 
 def _half(figures: Figures) -> float:

@@ -10,9 +10,6 @@ from autotuner.bench.measurement import Figures, GoodputLimits
 from autotuner.core.source import wrong_at
 from autotuner.core.statistics import Z95, Interval, between_launches, ratio_interval, z_of
 
-# The most good requests that a count of none allows with two-sided 95 % confidence: -ln(0.025), for a Poisson count.
-NONE_SEEN_MAX = 3.69
-
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -156,7 +153,7 @@ def score(
         return None
     log_mean, variance = 0.0, 0.0
     for level, weight in weights.items():
-        within = _ratio(objective, figures[level], baseline[level])
+        within = _ratio(objective, figures[level], baseline[level], alpha)
         if within is None:
             return None
         log_mean += weight * math.log(max(within.mean, 1e-9))
@@ -237,7 +234,7 @@ def unusable(figures: Figures | None) -> bool:
     return figures is None or bool(figures.void) or figures.output_tok_s <= 0
 
 
-def _ratio(objective: Objective, mine: Figures, best: Figures) -> Interval | None:
+def _ratio(objective: Objective, mine: Figures, best: Figures, alpha: float) -> Interval | None:
     """One level's ratio to the best-known's, without the noise between launches."""
     if objective.limits is None:
         return ratio_interval(_rate(mine), _rate(best), 0.0)
@@ -248,12 +245,12 @@ def _ratio(objective: Objective, mine: Figures, best: Figures) -> Interval | Non
         return ratio_interval(good, base, 0.0)
     # Not one good request on a side: the most that this allows stands in for it, so the ratio is the least that was
     # gained, or the most that is left. Where even that points the other way, too few requests were good to tell.
-    found = ratio_interval(_at_most(good, mine.seconds), _at_most(base, best.seconds), 0.0)
+    most = -math.log(alpha / 2)  # a Poisson count that is 0 with less than this probability, two-sided
+    found = ratio_interval(_at_most(good, most / mine.seconds), _at_most(base, most / best.seconds), 0.0)
     return found if (good.mean > 0 and found.mean > 1) or (base.mean > 0 and found.mean < 1) else None
 
 
-def _at_most(rate: Interval, seconds: float) -> Interval:
-    most = NONE_SEEN_MAX / seconds
+def _at_most(rate: Interval, most: float) -> Interval:
     return rate if rate.mean > 0 else Interval(most, most, most)
 
 

@@ -61,7 +61,13 @@ FACTS: tuple[FactDefinition, ...] = (
     FactDefinition("level.concurrency", float, "requests", "requests kept in flight", "outside a level"),
     FactDefinition("level.elapsed_s", float, "s", "steady time measured so far in this level", "outside a level"),
     FactDefinition("level.load_s", float, "s", "time since this level's load began", "outside a level"),
-    FactDefinition("level.decides", bool, "", "this level's output rate weighs in the objective", "outside a level"),
+    FactDefinition(
+        "level.decides",
+        bool,
+        "",
+        "its output rate weighs in the objective, and the best-known keeps the limits",
+        "outside a level",
+    ),
     FactDefinition("level.running", float, "requests", "requests that run, median", "server does not tell"),
     FactDefinition(
         "level.running_cap", float, "requests", "the most requests that the server runs at once", "server does not tell"

@@ -7,6 +7,7 @@ same number of running requests. Pure; every formula says where it comes from. A
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 
 from autotuner.core.statistics import (
     LAUNCH_NOISE_PRIOR,
@@ -157,6 +158,8 @@ def baseline_step(points: dict[float, float], running: float) -> StepTime | None
     exact = next((x for x in known if abs(x - running) <= 0.05 * max(1.0, running)), None)
     if exact is not None:
         return StepTime(points[exact], "measured")
+    # Levels that run as many requests (a cap) differ by noise alone, and a line through two such points points anywhere.
+    known = [x for x, above in pairwise(known) if above - x > 0.05 * max(1.0, above)] + known[-1:]
     if len(known) == 1:
         return StepTime(points[known[0]], "extrapolated", (known[0], known[0]), EXTRAPOLATION_ERROR)
     above = next((i for i, x in enumerate(known) if x > running), len(known) - 1)

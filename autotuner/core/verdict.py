@@ -209,7 +209,7 @@ def _compare(trial: TrialSoFar, figures: dict[int, Figures], runs: tuple[dict[in
         if trial.objective.limits is not None:
             reason += ", or too few of its requests met the limits of the goodput"
         return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=(reason, *_unconfirmed(trial)))
-    if late := _late(trial.objective, pool(runs), Z95 * trial.launch_noise):
+    if (late := too_late_best(trial)) and not trial.is_best:
         reason = f"it keeps the limits on latency, which the best-known does not: {late[0]}"
         return Judgement(Verdict.PASS, not trial.owed, reasons=(reason,), score=result, follows=trial.owed)
     asked = 1 + trial.objective.min_gain_ratio
@@ -287,6 +287,15 @@ def disagreement(trial: TrialSoFar) -> tuple[str, ...]:
         f" asked: to {one_line(found.worst, 60)!r} it answers {mine!r}, the best-known {best!r}"
     )
     return (sentence,)
+
+
+def too_late_best(trial: TrialSoFar) -> tuple[str, ...]:
+    """Given a trial so far, return a sentence for each limit on latency that the best-known violates by more than noise.
+
+    Then a slower candidate that keeps them replaces it, and no rule may end one for being slower.
+    """
+    runs = trial.baseline_runs or ({level: r.figures for level, r in trial.baseline.items()},)
+    return _late(trial.objective, pool(runs), Z95 * trial.launch_noise)
 
 
 def _late(objective: Objective, figures: dict[int, Figures], margin: float = 0.0) -> tuple[str, ...]:

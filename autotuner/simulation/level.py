@@ -52,16 +52,16 @@ def measure(
     launch: Launch, host: Host, plan: LevelPlan, policies: tuple[Policy, ...], facts: Facts, rng: random.Random
 ) -> tuple[LevelResult, float]:
     """Measure one level under the rules, to its end if there are none; return its result and the seconds it took."""
-    rules, shifts = LevelRules(policies), _Noise(host, rng)
+    rules, shifts, prompts_now = LevelRules(policies), _Noise(host, rng), _Prompts(host, rng)
     windows: list[Window] = []
     steady_s = 0.0
     warm_s = warm_up_s(launch.server, plan.concurrency)
     while True:
-        windows.append(_window(launch, host, plan.concurrency, shifts, rng))
+        windows.append(_window(launch, plan.concurrency, shifts, prompts_now))
         steady_s += WINDOW_S
         figures = _figures(plan, windows, plan.doubt.alpha)
         if policies:
-            prompts = figures.requests_ok + launch.server.running(plan.concurrency)
+            prompts = figures.requests_ok - plan.concurrency + launch.server.running(plan.concurrency)
             seen = so_far(
                 plan,
                 tuple(windows),
@@ -97,7 +97,23 @@ class _Noise:
         return max(0.2, 1 + self._last)
 
 
-def _window(launch: Launch, host: Host, level: int, noise: _Noise, rng: random.Random) -> Window:
+class _Prompts:
+    """By how much, relatively, the prompts that happen to run differ in accept length; those not answered yet run on."""
+
+    def __init__(self, host: Host, rng: random.Random) -> None:
+        self._host, self._rng = host, rng
+        self._last: float | None = None
+
+    def next(self, running: float, tokens: float) -> float:
+        """Given the running requests and the tokens of one window, return the window's."""
+        answered = tokens / OUTPUT_TOKENS
+        drawn = self._rng.gauss(0, self._host.prompt_noise / max(1.0, running, answered) ** 0.5)
+        stay = max(0.0, 1 - answered / running)
+        self._last = drawn if self._last is None else stay * self._last + (1 - stay * stay) ** 0.5 * drawn
+        return self._last
+
+
+def _window(launch: Launch, level: int, noise: _Noise, prompts: _Prompts) -> Window:
     """One window: the step time varies with the host, the accept length with the prompts that happen to run."""
     server = launch.server
     running = server.running(level)
@@ -106,10 +122,9 @@ def _window(launch: Launch, host: Host, level: int, noise: _Noise, rng: random.R
     if server.draft is None:
         return Window("metrics", running, queued, running / step_s, seconds=WINDOW_S)
     draft, steps = server.draft, max(1, round(WINDOW_S / step_s * running))
-    prompts = max(1.0, running, steps * draft.accept_len / OUTPUT_TOKENS)
     mean = draft.accept_len
     if mean > 1:  # never below 1, nor above what the depth allows
-        mean = min(draft.depth + 1.0, max(1.0, mean * (1 + rng.gauss(0, host.prompt_noise / prompts**0.5))))
+        mean = min(draft.depth + 1.0, max(1.0, mean * (1 + prompts.next(running, steps * mean))))
     accepted = round((mean - 1) * steps)
     return Window(
         "metrics",
@@ -125,14 +140,17 @@ def _window(launch: Launch, host: Host, level: int, noise: _Noise, rng: random.R
 
 
 def _figures(plan: LevelPlan, windows: list[Window], alpha: float | None) -> Figures:
-    """Figures as the client would give them; with bounds for every look while the level runs, else with usual ones."""
+    """Figures as the client would give them; with bounds for every look while the level runs, else with usual ones.
+
+    As there, answers of the warm-up, one a stream, are counted with the others.
+    """
     rates = [w.gen_tok_s or 0.0 for w in windows]
     bounds: Interval = mean_interval(rates) if alpha is None else confidence_sequence(rates, alpha)
     seconds = WINDOW_S * len(windows)
     return Figures(
         concurrency=plan.concurrency,
         seconds=seconds,
-        requests_ok=int(bounds.mean * seconds / OUTPUT_TOKENS),
+        requests_ok=plan.concurrency + int(bounds.mean * seconds / OUTPUT_TOKENS),
         requests_failed=0,
         output_tok_s=bounds.mean,
         output_tok_s_low=max(0.0, bounds.low),
@@ -146,7 +164,7 @@ def _ended(plan: LevelPlan, policies: tuple[Policy, ...], rules: LevelRules, fig
     """Whether the level's time is over, by the daemon's own conditions."""
     if steady_s < SECONDS:
         return False
-    if figures.requests_ok < plan.concurrency and steady_s < FEW_ANSWERS_MAX * SECONDS:
+    if figures.requests_ok < 2 * plan.concurrency and steady_s < FEW_ANSWERS_MAX * SECONDS:
         return False
     wanted = holding(policies, "window", rules.looks[-1].facts) if rules.looks else ()
     extends = any(fired.action == "extend" and not fired.dry_run for fired in wanted)

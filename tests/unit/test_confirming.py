@@ -412,3 +412,22 @@ def test_a_campaign_of_many_trials_enqueued_one_by_one_goes_on(house: House) -> 
     house.enqueue("winner")
     house.work(200.0)
     assert house.queue(), "a server twice as fast still owes its confirming launches, and nothing else"
+
+
+@pytest.mark.parametrize("p99", [900.0, 400.0])
+def test_no_rule_holds_the_rate_of_a_best_known_against_others_that_violates_the_limits_itself(
+    tmp_path: Path, p99: float
+) -> None:
+    """A slower one that keeps them is to replace it, and must be measured to the end for that."""
+    house = House(tmp_path, objective={"constraints": {"ttft_p99_ms_max": 500.0}})
+    house.enqueue("a", is_baseline=True)
+    best = house.store.trial(1)
+    house.store.promote(SLOT, best.candidate_id, "a", 1, AT)
+    house.work(100.0, ttft_ms={"p50": p99 / 2, "p99": p99})
+    house.enqueue("b")
+    trial = house.begin()
+    house.store.add_launch(launch_row(trial))
+    plan = measure._Level(house.ctx, RunLevel(trial.id, f"l{trial.id}", 8)).gather.plan
+    assert plan.decides is (p99 <= 500)
+    assert (plan.standing is not None) is (p99 <= 500)
+    house.store.close()

@@ -73,6 +73,8 @@ def test_a_drafter_that_pays_under_a_cap_is_not_blamed_for_the_loss() -> None:
     found = shares(measured_tok_s=1800.0)
     assert found["admission-cap"] == pytest.approx(764)
     assert found["speculation-gain"] == pytest.approx(-194)
+    plain = shares(measured_tok_s=1800.0, speculation=None)
+    assert plain["step-gain"] == pytest.approx(-194), "a server that does not speculate gained nothing by that"
 
 
 def test_nothing_is_split_where_nothing_was_lost() -> None:

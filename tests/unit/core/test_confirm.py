@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit.core.building import figures, level
 
-from autotuner.bench.measurement import Figures
+from autotuner.bench.measurement import Figures, GoodputLimits
 from autotuner.core.confirm import (
     Noise,
     Owed,
@@ -182,6 +182,26 @@ def test_launches_are_pooled_by_level_with_the_half_width_of_a_mean() -> None:
     assert found[1].output_tok_s == 9.0
     assert found[8].output_tok_s == 105.0
     assert found[8].output_tok_s_high - 105.0 == pytest.approx(math.hypot(3, 4) / 2)
+
+
+def test_goodput_is_pooled_like_the_rate_unless_the_limits_differ() -> None:
+    limits = GoodputLimits(ttft_ms_max=500)
+    one = figures(8, 100.0, goodput_limits=limits, goodput_req_s=2.0, goodput_req_s_low=1.7, goodput_req_s_high=2.3)
+    two = figures(8, 100.0, goodput_limits=limits, goodput_req_s=4.0, goodput_req_s_low=3.6, goodput_req_s_high=4.4)
+    found = pool(({8: one}, {8: two}))[8]
+    assert found.goodput_req_s == 3.0
+    assert found.goodput_req_s_high == pytest.approx(3.0 + math.hypot(0.3, 0.4) / 2)
+    other = two.model_copy(update={"goodput_limits": GoodputLimits(ttft_ms_max=9)})
+    assert pool(({8: one}, {8: other}))[8].goodput_req_s == 4.0
+
+
+def test_where_goodput_is_compared_its_own_noise_between_launches_counts() -> None:
+    def run(number: int, goodput: float) -> Run:
+        return Run(number, {8: figures(8, 100.0, goodput_limits=GoodputLimits(ttft_ms_max=500), goodput_req_s=goodput)})
+
+    assert on_record((run(1, 4.0), run(2, 4.0)), (8,)).noise < LAUNCH_NOISE_PRIOR
+    assert on_record((run(1, 3.0), run(2, 5.0)), (8,)).noise > 0.2
+    assert on_record((run(1, 0.0), run(2, 0.0)), (8,)).noise < LAUNCH_NOISE_PRIOR
 
 
 def test_a_void_level_is_shown_only_where_there_is_nothing_else() -> None:

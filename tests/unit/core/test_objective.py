@@ -218,10 +218,13 @@ def test_a_best_known_without_one_good_request_is_beaten_by_what_is_known_for_ce
     """None seen in 60 s: up to 3.69 may be usual, which is 0.06 a second; 4 a second are at least 65 times as much."""
     found = score(GOODPUT, {8: good(4.0)}, {8: good(0.0)}, 0.0)
     assert found is not None
-    assert found.low == pytest.approx(4.0 / (3.69 / 60))
+    assert found.low == pytest.approx(4.0 / (math.log(40) / 60))
+    surer = score(GOODPUT, {8: good(4.0)}, {8: good(0.0)}, 0.0, alpha=0.0005)
+    assert surer is not None
+    assert surer.low == pytest.approx(4.0 / (math.log(4000) / 60)), "as sure as the verdict has to be"
     lost = score(GOODPUT, {8: good(0.0)}, {8: good(4.0)}, 0.0)
     assert lost is not None
-    assert lost.high == pytest.approx(3.69 / 60 / 4.0)
+    assert lost.high == pytest.approx(math.log(40) / 60 / 4.0)
 
 
 def test_a_handful_of_good_requests_against_none_tells_nothing() -> None:

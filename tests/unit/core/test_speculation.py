@@ -361,6 +361,15 @@ def test_beyond_the_levels_it_is_extended_and_called_so() -> None:
     assert below == StepTime(0.005, "extrapolated", (10.0, 20.0), 0.30), "never absurdly short"
 
 
+@pytest.mark.parametrize("again", [0.0100, 0.0120, 0.0121])
+def test_two_levels_at_one_cap_are_one_point_of_the_line(again: float) -> None:
+    """Steps of 16 and of 16.02 requests differ by noise; a line through them would give a step of seconds at 128."""
+    found = baseline_step({1.0: 0.008, 16.0: 0.0120, 16.02: again}, 128.0)
+    assert found is not None
+    assert found.between == (1.0, 16.02)
+    assert 0.02 < found.seconds < 0.06
+
+
 @given(
     st.dictionaries(st.integers(1, 300).map(float), st.floats(0.001, 1.0), min_size=1, max_size=6), st.floats(1, 400)
 )

@@ -340,6 +340,11 @@ def test_a_best_known_that_violates_a_limit_by_no_more_than_noise_is_not_replace
     assert judge(trial(*slower, objective=BOUND, baseline=late_best(530.0))).promote
 
 
+def test_a_best_known_that_violates_the_limits_is_not_replaced_by_itself() -> None:
+    again = trial(*whole(100.0, **IN_TIME), objective=BOUND, baseline=late_best(900.0), is_best=True, has_best=True)
+    assert not judge(again).promote
+
+
 def test_one_that_violates_the_limits_itself_replaces_nobody() -> None:
     assert judge(trial(*whole(300.0, **LATE), objective=BOUND, baseline=late_best(900.0))).verdict is Verdict.FAIL
 
