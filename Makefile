@@ -43,7 +43,7 @@ bench-readers: $(STAMP) ## measure how fast logs are read, and in how much memor
 	$(BIN)/python benchmarks/readers.py --gib 1
 
 CAMPAIGNS ?= 2000
-simulate: $(STAMP) ## work CAMPAIGNS simulated campaigns (2000) with the shipped stop rules (about 20 minutes on 2 cores)
+simulate: $(STAMP) ## work CAMPAIGNS simulated campaigns (2000) with the shipped stop rules (about half an hour on 2 cores)
 	$(BIN)/autotuner simulate --campaigns $(CAMPAIGNS)
 
 break-even: $(STAMP) ## check the break-even rule on recordings and published figures (seconds)
