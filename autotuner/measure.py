@@ -45,7 +45,8 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
     level = _Level(ctx, action)
     async with ctx.probe(level.candidate) as probe:
         given_up_s = 0.0
-        if not ctx.store.results(action.trial_id):
+        compared = level.objective.constraints.answers_agree_min > 0
+        if compared and not ctx.store.results(action.trial_id):
             answered = await _ask_answers(ctx, action.trial_id, probe)
             given_up_s = 0.0 if answered else GENERATE_TIMEOUT_S
             if disagreement(outcome.trial_so_far(ctx, ctx.store.trial(action.trial_id))):

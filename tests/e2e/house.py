@@ -60,6 +60,11 @@ class House:
         text = "\n".join(f"{k} = {v}" for k, v in top.items())
         text += f"\n[slots.{SLOT}]\n" + "\n".join(f"{k} = {v}" for k, v in slot.items())
         text += "\n[benchmarks.quick]\n" + "\n".join(f"{k} = {v}" for k, v in self.benchmark.items())
+        # Seconds a trial, where a test is not about them: further launches of who leads by chance, and the fixed prompts.
+        if "[noise]" not in self.extra:
+            text += "\n[noise]\nopen_launches = 0"
+        if "[objective" not in self.extra:
+            text += "\n[objective.constraints]\nanswers_agree_min = 0"
         self.settings_file.write_text(f"{text}\n{self.extra}\n")
 
     def candidate(self, name: str, *, timeout_s: float | None = None, **behaviour: object) -> Path:

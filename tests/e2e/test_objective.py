@@ -21,6 +21,7 @@ ttft_p99_ms_max = 400
 
 
 def test_a_server_that_answers_nonsense_fails_however_fast_it_is(house: House) -> None:
+    house.extra = "[objective.constraints]\nanswers_agree_min = 0.25"
     house.write_settings()
     files = [house.candidate("base", tok_s=200), house.candidate("honest", tok_s=150)]
     house.cli("enqueue", *files, house.candidate("corrupt", tok_s=900, mode="corrupt"))
