@@ -21,15 +21,18 @@ $(STAMP): pyproject.toml requirements.lock
 demo: $(STAMP) ## run a whole campaign on a real small server (3 to 4 minutes on 2 cores)
 	@$(BIN)/autotuner demo
 
-# Most end-to-end tests wait most of the time, so the unit tests run beside them, and say what they have to say last. The real
-# engine wants the machine for itself.
+# End-to-end tests wait most of the time, so they run in two lots beside the unit tests, which say what they have to say last. The
+# real engine wants the machine for itself.
 FAST := -m 'not slow and not vllm'
 REAL := tests/e2e/test_real_engine.py
+LOT := tests/e2e/test_campaign.py tests/e2e/test_objective.py
 test: $(STAMP) ## run the tests
 	@$(BIN)/python -m pytest $(FAST) tests/unit > $(VENV)/unit-tests.txt 2>&1 & unit=$$!; \
-	$(BIN)/python -m pytest $(FAST) tests/e2e --ignore $(REAL); e2e=$$?; \
-	wait $$unit; unit=$$?; $(BIN)/python -m pytest $(FAST) $(REAL); real=$$?; cat $(VENV)/unit-tests.txt; \
-	[ $$e2e -eq 0 ] && [ $$unit -eq 0 ] && [ $$real -eq 0 ]
+	$(BIN)/python -m pytest $(FAST) $(LOT) > $(VENV)/lot-tests.txt 2>&1 & lot=$$!; \
+	$(BIN)/python -m pytest $(FAST) tests/e2e --ignore $(REAL) $(LOT:%=--ignore %); e2e=$$?; \
+	wait $$lot; lot=$$?; wait $$unit; unit=$$?; $(BIN)/python -m pytest $(FAST) $(REAL); real=$$?; \
+	cat $(VENV)/lot-tests.txt $(VENV)/unit-tests.txt; \
+	[ $$e2e -eq 0 ] && [ $$lot -eq 0 ] && [ $$unit -eq 0 ] && [ $$real -eq 0 ]
 
 test-slow: $(STAMP) ## run the long tests too (minutes each)
 	$(BIN)/python -m pytest -m 'slow and not vllm'

@@ -248,10 +248,6 @@ CASES: dict[str, tuple[Facts, list[dict[str, Any]]]] = {
             {"level.prompts": 19.0},  # acceptance differs between prompts, which a few windows do not show
         ],
     ),
-    "objective-lost-at-its-end": (
-        {**SPEC, "objective.score_high": 0.99, "level.decides": False},
-        [{"objective.score_high": 1.0}],
-    ),
     "known-well-enough": (
         {**SPEC, "level.requests_ok": 256.0},
         [
