@@ -57,7 +57,7 @@ def test_a_real_campaign_tells_a_broken_drafter_a_costly_one_a_wrong_flag_and_a_
     house.wait_serving("base", 30)
     rules = {row["name"]: row["rule"] for row in house.status()["trials"]}
     assert rules["broken"] == "drafter-broken"
-    assert rules["costly"] in {"below-break-even", "hopeless-at-this-level"}
+    assert rules["costly"] in {"below-break-even", "hopeless-at-this-level", "cannot-win-speculating", "objective-lost"}
     assert house.verdicts()["damaged"] == house.verdicts()["wrong"] == "fail"
     entry = house.cli("why", "wrong").stdout
     assert "error: invalid argument: --ubatch-sise" in entry
