@@ -75,15 +75,16 @@ def _one(work: tuple[int, tuple[Policy, ...]]) -> CampaignEnd:
 
 
 def _rows(found: Tally) -> list[tuple[str, ...]]:
-    def share(count: int, whole: int) -> str:
-        return f"{100 * count / max(1, whole):.2f} %"
-
     t = found
     return [
         ("campaigns", str(t.campaigns), f"{t.candidates} candidates, {t.stopped} stopped, {t.promoted} promoted"),
-        ("wrong stops", share(t.wrong_stops, t.candidates), f"{t.wrong_stops} would have won by 3 % or more"),
-        ("wrong promotions", share(t.wrong_promotions, t.promoted), f"{t.wrong_promotions} are truly worse"),
-        ("missed winners", share(t.missed, t.campaigns), f"{t.missed} campaigns end on one beaten by 3 % or more"),
+        ("wrong stops", f"{100 * t.wrong_stop_ratio:.2f} %", f"{t.wrong_stops} would have won by 3 % or more"),
+        ("wrong promotions", f"{100 * t.wrong_promotion_ratio:.2f} %", f"{t.wrong_promotions} are truly worse"),
+        (
+            "missed winners",
+            f"{100 * t.missed / t.campaigns:.2f} %",
+            f"{t.missed} campaigns end on one beaten by 3 % or more",
+        ),
         ("benchmark time, median", f"{100 * t.time_ratio:.1f} %", "of everything to its end"),
         ("launches, median", f"{100 * t.launch_ratio:.1f} %", "of one for each server"),
         (
