@@ -3,9 +3,9 @@
 Reads rows and writes rows, without an await; what counts and what is owed is decided in `core/confirm.py`.
 """
 
+from autotuner.bench.benchmark import Benchmark
 from autotuner.bench.goodput import with_goodput
 from autotuner.bench.measurement import GoodputLimits, LevelSamples
-from autotuner.bench.workload import Benchmark
 from autotuner.context import SlotContext
 from autotuner.core.confirm import Owed, Record, Run, complete, first_leg, on_record, owed, owed_if_open, pool
 from autotuner.core.objective import weights_of

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from autotuner.bench.workload import Benchmark
+from autotuner.bench.benchmark import Benchmark
 from autotuner.core.candidate import Candidate
 from autotuner.core.effective import merge, overlay
 from autotuner.core.objective import Objective

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter
 
 from autotuner import confirming
+from autotuner.bench.benchmark import Benchmark
 from autotuner.bench.measurement import Figures
-from autotuner.bench.workload import Benchmark
 from autotuner.context import Live, SlotContext
 from autotuner.core import report
 from autotuner.core.candidate import to_toml

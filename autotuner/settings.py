@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from autotuner.bench.workload import Benchmark
+from autotuner.bench.benchmark import Benchmark
 from autotuner.core.confirm import Noise
 from autotuner.core.objective import Objective
 from autotuner.core.policy import Policy, load_policy

@@ -13,10 +13,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 from urllib.parse import urlsplit
 
+from autotuner.bench.benchmark import Benchmark
 from autotuner.bench.connection import CONNECT_REFUSED, CONNECTION_RESET, TIMEOUT, Connection
 from autotuner.bench.measurement import BIN_S, LevelSamples, Progress
 from autotuner.bench.meter import Histogram, Meter, Record
-from autotuner.bench.workload import Benchmark, request_body
+from autotuner.bench.workload import request_body
 from autotuner.edge.clock import monotonic_s
 
 CONNECT_TIMEOUT_S = 10.0

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from autotuner.bench.benchmark import Level
 from autotuner.core.statistics import Interval, confidence_sequence, mean_interval, quantile, t95
 
 BIN_S = 0.1  # width of the bins in which the worker counts token events
@@ -19,17 +20,31 @@ class _Record(BaseModel):
 
 
 class RequestSample(_Record):
-    """One request: when it was sent, its first token and its end; `cut` if the level's end cut it off."""
+    """One request: when it was sent, its first token and its end; `cut` if the level's end cut it off.
+
+    `due_s` is when an open loop meant to send it: its latencies count from there, so that a client or a cap that holds
+    requests back cannot hide a slow server. `asked_tokens` is the output length that was asked for, `turn` its place in a
+    conversation, `retried` tells that an idle connection was closed under it and it went out once more.
+    """
 
     sent_s: float
+    due_s: float | None = None
     first_s: float | None = None
     end_s: float | None = None
     events: int = 0
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
+    asked_tokens: int | None = None
+    turn: int = 0
+    retried: bool = False
     error: str = ""
     cut: bool = False
+
+    @property
+    def began_s(self) -> float:
+        """From when its latencies count."""
+        return self.sent_s if self.due_s is None else self.due_s
 
 
 class Progress(_Record):
@@ -43,27 +58,43 @@ class Progress(_Record):
     done: int
     failed: int
     tokens_per_event: float = 1.0
+    busy_ratio: float = 0.0  # of the busiest worker process's core: what it used and what it waited for
 
 
 class LevelSamples(_Record):
     """Everything one level measured. `bins` counts token events per BIN_S from steady_from_s on.
 
-    `itl_ms` is quantiles of the gaps between events in one stream, as {"p50": …, "p90": …, "p99": …}.
-    `merged_ratio` is the share of events that shared one socket read with another: above 0.05 the gaps are not to be
-    believed. `lag_p99_ms` is how late the client's own event loop ran.
+    `itl_ms` is quantiles of the gaps between events in one stream, as {"mean": …, "p50": …, "p90": …, "p99": …}. `gaps` has the
+    gaps themselves, in whole microseconds: for each request in turn, one for each of its events but the first, 0 for events
+    that shared a read; unsigned 32 bit little endian, zlib, base64. So any figure can be computed again.
+
+    About the client itself, in the steady part and of the worst of its `processes`: `cpu_ratio` is its share of a core,
+    `waited_ratio` the share of time it was ready to run and something else ran instead, `lag_p99_ms` how late its loop ran,
+    `merged_ratio` the share of events that shared one socket read with another, `read_delay_ms` how long bytes lay in the
+    kernel before they were read (quantiles; empty where the kernel gave no times), `send_delay_ms` how late requests went out,
+    `unread_bytes_max` the most that was seen waiting in its sockets, `kernel_stamps` tells that TTFT and gaps are the
+    kernel's receive times, `capacity_tok_s` how many events a second one process can take, as calibrated on this host.
     """
 
     kind: Literal["samples"] = "samples"
-    concurrency: int
+    concurrency: Level
     steady_from_s: float | None = None
     steady_to_s: float | None = None
     stopped_early: bool = False
     requests: tuple[RequestSample, ...] = ()
     bins: tuple[int, ...] = ()
     itl_ms: dict[str, float] = Field(default_factory=dict)
+    gaps: str = ""
     merged_ratio: float = 0.0
     lag_p99_ms: float = 0.0
     cpu_ratio: float = 0.0
+    waited_ratio: float = 0.0
+    read_delay_ms: dict[str, float] = Field(default_factory=dict)
+    send_delay_ms: dict[str, float] = Field(default_factory=dict)
+    unread_bytes_max: int = 0
+    kernel_stamps: bool = False
+    processes: int = 1
+    capacity_tok_s: float | None = None
 
 
 class GoodputLimits(_Record):
@@ -86,7 +117,7 @@ class Figures(_Record):
     under the limits that stand beside it; it is None where there were no limits, or no request ended in the steady part.
     """
 
-    concurrency: int
+    concurrency: Level
     seconds: float
     requests_ok: int
     requests_failed: int
@@ -261,7 +292,7 @@ def _void(samples: LevelSamples, seconds: float) -> str:
     return ""
 
 
-def interim_figures(concurrency: int, progress: list[Progress], alpha: float = 0.05) -> Figures:
+def interim_figures(concurrency: Level, progress: list[Progress], alpha: float = 0.05) -> Figures:
     """Given what the worker has said so far, return figures good enough to decide on while the load runs.
 
     Rates are over the steady part; their bounds come from stretches of at least a second, hold at every look with

@@ -19,9 +19,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from autotuner.bench.benchmark import Benchmark
 from autotuner.bench.client import LevelRun
 from autotuner.bench.measurement import LevelSamples, Progress
-from autotuner.bench.workload import Benchmark
 from autotuner.core.redact import one_line
 
 _PR_SET_PDEATHSIG = 1

@@ -1,11 +1,9 @@
-"""What a benchmark is, and the requests it sends: pure, seeded, the same for both sides of a comparison."""
+"""The requests that a benchmark sends: pure, seeded, the same for both sides of a comparison."""
 
-import hashlib
-import json
 import random
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from autotuner.bench.benchmark import Benchmark
 
 # Common English words that the usual tokenizers encode as one or two tokens each with their leading space.
 _WORDS = """
@@ -20,41 +18,6 @@ reason research girl guy moment air teacher force education river mountain garde
 TOKENS_PER_WORD = (
     1.05  # measured on SmolLM2's and Llama-3's tokenizers with these words; prompts are counted by `usage`
 )
-
-
-class Benchmark(BaseModel):
-    """One benchmark: its levels (requests kept in flight) and the shape of its requests.
-
-    `seconds` is the measured time of a level, after a warm-up of `warmup_requests` requests a stream at the level's own
-    concurrency. Every level sends fresh prompts. `window_s` is how often the rules look at the figures.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    levels: tuple[int, ...] = (1, 8, 32, 128)
-    prompt_tokens: int = Field(default=256, ge=1, le=1_000_000)
-    output_tokens: int = Field(default=128, ge=2, le=1_000_000)
-    seconds: float = Field(default=60.0, ge=1.0, le=86_400.0)
-    warmup_requests: int = Field(default=1, ge=0, le=100)
-    window_s: float = Field(default=2.0, ge=0.2, le=60.0)
-    request_timeout_s: float = Field(default=600.0, gt=0)
-    ignore_eos: bool = True
-    seed: int = 1
-
-    @field_validator("levels")
-    @classmethod
-    def _levels_make_sense(cls, levels: tuple[int, ...]) -> tuple[int, ...]:
-        if not levels or any(not 1 <= level <= 65_536 for level in levels):
-            raise ValueError("levels must be concurrencies of at least 1")
-        if len(set(levels)) != len(levels):
-            raise ValueError("levels must all differ")
-        return tuple(sorted(levels))
-
-    @property
-    def hash(self) -> str:
-        """16 hex digits that change with anything that would make two measurements incomparable."""
-        text = json.dumps(self.model_dump(mode="json", exclude={"window_s"}), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def prompt(benchmark: Benchmark, level: int, index: int) -> str:

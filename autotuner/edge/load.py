@@ -9,8 +9,8 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError
 
 from autotuner.bench import worker
+from autotuner.bench.benchmark import Benchmark
 from autotuner.bench.measurement import LevelSamples, Progress
-from autotuner.bench.workload import Benchmark
 from autotuner.errors import HostError
 
 LINE_BYTES_MAX = 256 << 20  # the samples of a level come as one line

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from autotuner.bench.workload import Benchmark
+from autotuner.bench.benchmark import Benchmark
 from autotuner.core.candidate import Candidate
 from autotuner.core.effective import Configuration
 from autotuner.core.entry import GENESIS, Draft, Entry, render

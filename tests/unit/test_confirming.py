@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from unit.core.building import figures, fired, level
 
 from autotuner import confirming, measure, outcome
-from autotuner.bench.workload import Benchmark
+from autotuner.bench.benchmark import Benchmark
 from autotuner.cli import main
 from autotuner.context import SlotContext
 from autotuner.core.candidate import Candidate, Launch

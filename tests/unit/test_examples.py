@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from pydantic import BaseModel
 
-from autotuner.bench.workload import Benchmark
+from autotuner.bench.benchmark import Benchmark
 from autotuner.cli import main
 from autotuner.core.candidate import CandidateFile, Launch
 from autotuner.core.causes import Level, split_loss

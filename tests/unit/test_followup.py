@@ -12,7 +12,7 @@ from unit.core.building import fired, level
 
 from autotuner import followup, outcome
 from autotuner.act import _did_not_start, _Following
-from autotuner.bench.workload import Benchmark
+from autotuner.bench.benchmark import Benchmark
 from autotuner.context import SlotContext
 from autotuner.core.candidate import Candidate, Launch, parse_candidates
 from autotuner.core.policy import Fired, Policy, load_policy

@@ -9,7 +9,7 @@ from unit.core.building import level
 
 from autotuner import measure, outcome, resolve
 from autotuner.act import _Following, _now_serving
-from autotuner.bench.workload import Benchmark
+from autotuner.bench.benchmark import Benchmark
 from autotuner.cli.reading import _print_configuration
 from autotuner.context import LogReader, SlotContext
 from autotuner.core.candidate import Candidate, Launch

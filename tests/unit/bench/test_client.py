@@ -11,10 +11,11 @@ import pytest
 from fakes.fake_openai import Behaviour, FakeOpenAI, Seen
 
 from autotuner.bench import client
+from autotuner.bench.benchmark import Benchmark
 from autotuner.bench.client import LevelRun, Target
 from autotuner.bench.measurement import Figures, LevelSamples, Progress, figures
 from autotuner.bench.meter import Histogram
-from autotuner.bench.workload import Benchmark, request_body
+from autotuner.bench.workload import request_body
 
 SHORT = Benchmark(levels=(1,), prompt_tokens=16, output_tokens=20, seconds=1.0, request_timeout_s=10.0)
 

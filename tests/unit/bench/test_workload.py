@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from autotuner.bench.workload import TOKENS_PER_WORD, Benchmark, prompt, request_body
+from autotuner.bench.benchmark import Benchmark
+from autotuner.bench.workload import TOKENS_PER_WORD, prompt, request_body
 
 numbers = st.integers(0, 10_000)
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 from unit.core.building import fired
 
-from autotuner.bench.workload import Benchmark
+from autotuner.bench.benchmark import Benchmark
 from autotuner.cli import main
 from autotuner.core.candidate import Candidate, Launch, derive, parse_candidates
 from autotuner.core.source import Source

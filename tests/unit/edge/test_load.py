@@ -10,8 +10,8 @@ import pytest
 from fakes.fake_openai import Behaviour, FakeOpenAI
 
 from autotuner.bench import worker
+from autotuner.bench.benchmark import Benchmark
 from autotuner.bench.measurement import LevelSamples, Progress
-from autotuner.bench.workload import Benchmark
 from autotuner.edge import procfs
 from autotuner.edge.load import Load
 from autotuner.errors import HostError

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from autotuner.bench.benchmark import Benchmark
 from autotuner.bench.measurement import Figures
-from autotuner.bench.workload import Benchmark
 from autotuner.core.candidate import Candidate, Launch
 from autotuner.core.effective import Configuration, Difference
 from autotuner.core.entry import GENESIS, Draft, link
