@@ -81,7 +81,19 @@ class Benchmark(BaseModel):
 
 
 _SINCE_2 = frozenset(
-    "load arrivals max_concurrency prefix_tokens prefixes turns dataset endpoint requests ramp_s client".split()
+    [
+        "load",
+        "arrivals",
+        "max_concurrency",
+        "prefix_tokens",
+        "prefixes",
+        "turns",
+        "dataset",
+        "endpoint",
+        "requests",
+        "ramp_s",
+        "client",
+    ]
 )
 
 

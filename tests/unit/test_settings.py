@@ -124,7 +124,7 @@ def test_a_short_file_is_enough(tmp_path: Path) -> None:
          "autotuner.toml:23: objective.constraints.answers_agree_min: input should be less than or equal to 1"),
         ("level = 128", "constraints.answer_agree_min = 0.5", "unknown key (did you mean answers_agree_min?)"),
         ("levels = [8]", "levels = [8, 8]", "autotuner.toml:20: benchmarks.code.levels: levels must all differ"),
-        ("levels = [8]", "levels = [0]", "autotuner.toml:20: benchmarks.code.levels: levels must be concurrencies"),
+        ("levels = [8]", "levels = [0]", "autotuner.toml:20: benchmarks.code.levels: levels must be above 0"),
         ("level = 128", 'maximise = "tok"', "autotuner.toml:23: objective.maximise: 'tok' is not one of them"),
         ("level = 128", "level = 128\n[budget]\ngpu_hours = 0", "autotuner.toml:25: budget.gpu_hours: input should be greater than 0"),
         ("level = 128", 'level = 128\n[[window]]\nfrom = "25:00"\nuntil = "08:00"', "autotuner.toml:25: window[0].from: string should match"),
