@@ -71,6 +71,11 @@ class Benchmark(BaseModel):
         return self
 
     @property
+    def fixed_length(self) -> bool:
+        """Whether all answers are as long as asked for, so that cutting some off at a level's end leaves no bias."""
+        return self.ignore_eos and not self.dataset and self.turns == 1
+
+    @property
     def hash(self) -> str:
         """16 hex digits that change with anything that would make two measurements incomparable."""
         said = self.model_dump(mode="json", exclude={"window_s"})

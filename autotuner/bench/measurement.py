@@ -52,7 +52,7 @@ class Progress(_Record):
 
     kind: Literal["progress"] = "progress"
     at_s: float
-    phase: Literal["warm-up", "steady"]
+    phase: Literal["warm-up", "steady", "tail"]
     events: int
     in_flight: int
     done: int

@@ -13,6 +13,7 @@ _EVENT_MAX = 16 * 1024 * 1024
 _BODY_MAX = 65_536  # of a body that is not a stream: enough for any error message
 _NO_BODY = frozenset({204, 304})
 _QUOTE = b'"'
+_QUOTE_BYTE = _QUOTE[0]
 
 DONE = b"[DONE]"
 
@@ -21,17 +22,29 @@ class NotHttpError(ValueError):
     """The bytes are no HTTP/1.1 answer that can be followed any further."""
 
 
-_TEXT = b'"text":"'
-_TEXT_SPACED = b'"text": "'
+# Text is under one of these keys: `text` of completions, `content` of chat, the others of models that think first.
+_KEYS = tuple(
+    b'"%b":%b"' % (name, space)
+    for name in (b"text", b"content", b"reasoning_content", b"reasoning")
+    for space in (b"", b" ")
+)
+
+
+def text_key(event: bytes) -> tuple[int, bytes] | None:
+    """Given an event's data, return where its text's key stands and how it is written; None where it has no text.
+
+    An empty text says that nothing was generated yet.
+    """
+    for key in _KEYS:
+        at = event.find(key)
+        if at >= 0 and not event.startswith(_QUOTE, at + len(key)):
+            return at, key
+    return None
 
 
 def has_text(event: bytes) -> bool:
-    """Given an event's data, tell whether it carries text; an empty `text` says nothing was generated yet."""
-    at = event.find(_TEXT)
-    if at >= 0:
-        return not event.startswith(_QUOTE, at + len(_TEXT))
-    at = event.find(_TEXT_SPACED)
-    return at >= 0 and not event.startswith(_QUOTE, at + len(_TEXT_SPACED))
+    """Given an event's data, tell whether it carries text."""
+    return text_key(event) is not None
 
 
 def has_usage(event: bytes) -> bool:
@@ -65,11 +78,24 @@ def event_data(block: bytes) -> bytes:
     return b"\n".join(data)
 
 
+def _opening(size: int) -> bytes:
+    """What a read of so many bytes begins with if it is one chunk with one event; nothing begins so for impossible sizes."""
+    for digits in range(1, 4):
+        chunk = size - digits - 4  # two line ends
+        if chunk > 0 and len(b"%x" % chunk) == digits:
+            return b"%x\r\ndata: {" % chunk
+    return b"\0"
+
+
+_OPENINGS_MAX = 4_096
+_OPENINGS = tuple(_opening(size) for size in range(_OPENINGS_MAX))
+
+
 class Answer:
     """Follows one answer: `feed` it what was read, then see `status`, `complete` and, if no stream, `body`."""
 
     __slots__ = (
-        "_between", "_events", "_left", "_rest", "_step", "_tail", "_text_at",
+        "_between", "_events", "_key", "_key_at", "_left", "_rest", "_step", "_tail",
         "body", "complete", "reusable", "started", "status", "streams",
     )  # fmt: skip
 
@@ -84,7 +110,7 @@ class Answer:
         self._tail = b""  # not yet a whole event
         self._left = 0  # bytes still to come of the chunk or body; -1: until the connection closes
         self._between = False  # between two chunks of a stream, with nothing pending
-        self._text_at = 0
+        self._key, self._key_at = _KEYS[0], 0
         self._events: list[bytes] = []
         self._step: Callable[[bytes], bytes] = self._read_head
 
@@ -93,20 +119,23 @@ class Answer:
 
         That is nearly every read, and then nothing needs cutting, and `feed` must not see the bytes. Else False.
         """
-        if not self._between:
+        size = len(data)
+        if (
+            not self._between
+            or size >= _OPENINGS_MAX
+            or not data.startswith(_OPENINGS[size])  # a chunk of just this size, which begins with `data: {`
+            or data.find(b"\n\n") != size - 4
+            or not data.endswith(b"\r\n")
+        ):
             return False
-        at = data.find(b"\n")
-        if data.count(b"\n") != 4 or not data.endswith(b"\n\n\r\n") or not data.startswith(b"data: {", at + 1):
+        # The server's events look alike, so the key is where it was before.
+        if data.startswith(self._key, self._key_at):
+            return data[self._key_at + len(self._key)] != _QUOTE_BYTE
+        found = text_key(data)
+        if found is None:
             return False
-        try:
-            if int(data[:at], 16) != len(data) - at - 3:
-                return False
-        except ValueError:
-            return False
-        if data.startswith(_TEXT, self._text_at):  # the server's events look alike, so it is where it was before
-            return not data.startswith(_QUOTE, self._text_at + len(_TEXT))
-        self._text_at = max(0, data.find(_TEXT))
-        return has_text(data)
+        self._key_at, self._key = found
+        return True
 
     def feed(self, data: bytes) -> list[bytes]:
         """Given bytes as read, return the data of the events that they complete; raise NotHttpError for nonsense."""

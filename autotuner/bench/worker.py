@@ -8,20 +8,23 @@ exit code is 0. A wrong order gets one line on stderr and exit code 2.
 import asyncio
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import resource
 import select
 import signal
 import sys
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from autotuner.bench.benchmark import Benchmark
+from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.bench.client import LevelRun
+from autotuner.bench.hotloop import HotLoop
 from autotuner.bench.measurement import LevelSamples, Progress
+from autotuner.bench.target import Target
+from autotuner.bench.workload import Workload
 from autotuner.core.redact import one_line
 
 _PR_SET_PDEATHSIG = 1
@@ -35,7 +38,7 @@ class Order(BaseModel):
 
     url: str
     benchmark: Benchmark
-    concurrency: int = Field(ge=1, le=65_536)
+    concurrency: Level = Field(gt=0, le=65_536)
     model: str | None = None
     api_key: str | None = Field(default=None, repr=False)
 
@@ -58,7 +61,10 @@ def main() -> int:
         _complain(str(error))
         return 2
     _allow_many_sockets()
-    samples = _loop_runner()(_drive(run))
+    gc.freeze()
+    gc.set_threshold(100_000)  # a collection is a stall; what the load makes is freed without one
+    with asyncio.Runner(loop_factory=HotLoop) as runner:
+        samples = runner.run(_drive(run))
     for name, detail in run.details.items():
         _complain(f"{name}: {detail}".removesuffix(": "))
     return reporter.samples(samples)
@@ -78,7 +84,9 @@ def _level_run(line: bytes, on_progress: Callable[[Progress], None]) -> LevelRun
         problems = error.errors(include_input=False, include_url=False, include_context=False)
         told = "; ".join(f"{'.'.join(map(str, p['loc'])) or 'the order'}: {p['msg']}" for p in problems)
         raise ValueError(told) from None
-    return LevelRun(order.url, order.benchmark, order.concurrency, order.model, on_progress, api_key=order.api_key)
+    target = Target(order.url, order.api_key, order.benchmark.endpoint)
+    workload = Workload(order.benchmark, order.concurrency, order.model)
+    return LevelRun(target, workload, order.concurrency, on_progress)
 
 
 async def _drive(run: LevelRun) -> LevelSamples:
@@ -143,16 +151,6 @@ def _allow_many_sockets() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _loop_runner() -> Callable[[Coroutine[Any, Any, LevelSamples]], LevelSamples]:
-    """Return asyncio.run, or uvloop's if it is installed: it takes about a third of the CPU off each read."""
-    try:
-        import uvloop  # noqa: PLC0415 - optional
-    except ImportError:
-        return asyncio.run
-    run: Callable[[Coroutine[Any, Any, LevelSamples]], LevelSamples] = uvloop.run
-    return run
 
 
 if __name__ == "__main__":

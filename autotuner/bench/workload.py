@@ -1,9 +1,10 @@
 """The requests that a benchmark sends: pure, seeded, the same for both sides of a comparison."""
 
 import random
+from dataclasses import dataclass
 from typing import Any
 
-from autotuner.bench.benchmark import Benchmark
+from autotuner.bench.benchmark import Benchmark, Level
 
 # Common English words that the usual tokenizers encode as one or two tokens each with their leading space.
 _WORDS = """
@@ -52,3 +53,29 @@ def request_body(benchmark: Benchmark, level: int, index: int, model: str | None
     if model:
         body["model"] = model
     return body
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request's JSON body; `at_s` is when a trace has it due, `more` that the conversation goes on after its answer."""
+
+    body: dict[str, Any]
+    at_s: float | None = None
+    more: bool = False
+
+
+class Workload:
+    """The requests of one level of a benchmark."""
+
+    def __init__(self, benchmark: Benchmark, level: Level, model: str | None) -> None:
+        self.benchmark = benchmark
+        self._level = int(level)
+        self._model = model
+
+    def ask(self, index: int) -> Ask | None:
+        """Given its number, return a request."""
+        return Ask(request_body(self.benchmark, self._level, index, self._model))
+
+    def follow(self, index: int, said: tuple[str, ...]) -> Ask:
+        """Given a conversation's number and the answers so far, return its next turn."""
+        raise NotImplementedError
