@@ -1,0 +1,84 @@
+"""Whether the benchmark client was itself the limit of a level: judged by the harm it did, not by how busy it was. Pure.
+
+A closed loop's stream is idle from its answer's last byte to its next request: that time is the client's own, and what it takes of
+all streams' time is taken off the throughput. Gaps are wrong where the client itself merged events into one read. Latencies
+of an open loop count from when a request was due, so that lateness in sending is added to them.
+"""
+
+from autotuner.bench.samples import LevelSamples
+from autotuner.core.statistics import quantile
+
+# Fitted on runs against a null server on two cores, see docs/benchmark-client.md: overloaded clients lost 20 to 90 % of their streams'
+# time, clients within their means at most 2 %.
+LOST_RATIO_MAX = 0.05
+MERGED_RATIO_MAX = 0.05
+BUSY_RATIO_MAX = 0.9
+LAG_MS_MAX = 20.0  # only where the kernel gave no receive times, and the reads' own have to do
+LATE_RATIO_MAX = 0.1  # of the median TTFT
+
+
+def client_limit(samples: LevelSamples, requests_s: float) -> str:
+    """Given a level's samples and the mean duration of its requests in seconds, say why the client was its limit; "" if it was not."""
+    harm = _lost(samples, requests_s) or _blurred(samples) or _late(samples) or _blind(samples)
+    if not harm:
+        return ""
+    return f"the benchmark client was the limit: {harm}; {_why(samples)}. {_could(samples)}"
+
+
+def _lost(samples: LevelSamples, request_s: float) -> str:
+    """Throughput that a closed loop lost between an answer and the next request."""
+    idle_s = samples.send_delay_ms.get("mean", 0.0) / 1000
+    if samples.open_loop or not samples.kernel_stamps or request_s <= 0:
+        return ""
+    ratio = idle_s / (idle_s + request_s)
+    return f"it took {100 * ratio:.0f} % of its streams' time for itself" if ratio > LOST_RATIO_MAX else ""
+
+
+def _blurred(samples: LevelSamples) -> str:
+    """Gaps that the client itself merged: a server that sends several events at once does so too, but then nobody is late."""
+    itl_ms = samples.itl_ms.get("p50", 0.0)
+    late = samples.busy_ratio > BUSY_RATIO_MAX or samples.lag_p99_ms > max(1.0, itl_ms)
+    if samples.merged_ratio <= MERGED_RATIO_MAX or not late:
+        return ""
+    return f"{100 * samples.merged_ratio:.0f} % of the events shared a read"
+
+
+def _late(samples: LevelSamples) -> str:
+    """Requests of an open loop that went out late though nothing but the client held them back."""
+    if not samples.open_loop or samples.held_back:
+        return ""
+    waits = sorted(1000 * (r.first_s - r.began_s) for r in samples.requests if r.first_s is not None)
+    late_ms = samples.send_delay_ms.get("p99", 0.0)
+    if not waits or late_ms <= max(1.0, LATE_RATIO_MAX * quantile(waits, 0.5)):
+        return ""
+    return f"requests went out up to {late_ms:.1f} ms late (p99)"
+
+
+def _blind(samples: LevelSamples) -> str:
+    """Without the kernel's receive times lateness goes into the figures themselves."""
+    if samples.kernel_stamps or samples.busy_ratio <= BUSY_RATIO_MAX or samples.lag_p99_ms <= LAG_MS_MAX:
+        return ""
+    return f"its event loop ran {samples.lag_p99_ms:.0f} ms late (p99)"
+
+
+def _why(samples: LevelSamples) -> str:
+    each = "each of its processes' cores" if samples.processes > 1 else "its core"
+    if samples.waited_ratio > max(0.1, samples.cpu_ratio):
+        return f"something else used {each} while it waited, {100 * samples.waited_ratio:.0f} % of the time"
+    if samples.busy_ratio > BUSY_RATIO_MAX:
+        return f"{each} was {100 * samples.busy_ratio:.0f} % busy"
+    return f"it was held up from outside, since {each} was only {100 * samples.busy_ratio:.0f} % busy"
+
+
+def _could(samples: LevelSamples) -> str:
+    """What it could have measured: its calibrated capacity, else what it took per second on a core."""
+    seconds = (samples.steady_to_s or 0.0) - (samples.steady_from_s or 0.0)
+    capacity = samples.capacity_tok_s
+    if capacity is None and samples.cpu_ratio > 0 and seconds > 0:
+        capacity = sum(samples.bins) / seconds / samples.cpu_ratio
+    if capacity is None:
+        return "What it could have measured is not known"
+    rounded = float(f"{capacity * samples.processes:.2g}")
+    return f"With a core for each of {samples.processes} processes it takes about {rounded:,.0f} events/s here" if (
+        samples.processes > 1
+    ) else f"With a core to itself it takes about {rounded:,.0f} events/s here"
