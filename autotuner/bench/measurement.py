@@ -1,103 +1,42 @@
-"""A level's raw samples -> its figures, with intervals; and the lines in which the worker reports them. Pure.
+"""A level's raw samples -> its figures, with intervals. Pure.
 
 Times are seconds since the level's load began, on the client's monotonic clock. Tokens come from `usage` where the
 server sends it; an SSE event may carry several tokens, so events alone are never reported as tokens.
 """
 
 import math
-from typing import Literal
+from collections.abc import Callable
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from autotuner.bench.benchmark import Level
+from autotuner.bench.latency import clustered, summary
+from autotuner.bench.samples import BIN_S, LevelSamples, Progress, RequestSample, Values, steady_gaps_us
+from autotuner.bench.selfcheck import client_limit
 from autotuner.core.statistics import Interval, confidence_sequence, mean_interval, quantile, t95
 
-BIN_S = 0.1  # width of the bins in which the worker counts token events
+__all__ = [
+    "BIN_S",
+    "TOO_FEW",
+    "TOO_MANY",
+    "USAGE_MISSING",
+    "Figures",
+    "GoodputLimits",
+    "LevelSamples",
+    "Progress",
+    "RequestSample",
+    "drift",
+    "figures",
+    "interim_figures",
+    "request_rate",
+    "steady_rates",
+    "stretches",
+    "tokens_per_event",
+    "tpot_ms",
+]
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class RequestSample(_Record):
-    """One request: when it was sent, its first token and its end; `cut` if the level's end cut it off.
-
-    `due_s` is when an open loop meant to send it: its latencies count from there, so that a client or a cap that holds
-    requests back cannot hide a slow server. `asked_tokens` is the output length that was asked for, `turn` its place in a
-    conversation, `retried` tells that an idle connection was closed under it and it went out once more.
-    """
-
-    sent_s: float
-    due_s: float | None = None
-    first_s: float | None = None
-    end_s: float | None = None
-    events: int = 0
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    output_tokens: int | None = None
-    asked_tokens: int | None = None
-    turn: int = 0
-    retried: bool = False
-    error: str = ""
-    cut: bool = False
-
-    @property
-    def began_s(self) -> float:
-        """From when its latencies count."""
-        return self.sent_s if self.due_s is None else self.due_s
-
-
-class Progress(_Record):
-    """What the worker says about twice a second while the load runs; `events` are those since the line before."""
-
-    kind: Literal["progress"] = "progress"
-    at_s: float
-    phase: Literal["warm-up", "steady", "tail"]
-    events: int
-    in_flight: int
-    done: int
-    failed: int
-    tokens_per_event: float = 1.0
-    busy_ratio: float = 0.0  # of the busiest worker process's core: what it used and what it waited for
-
-
-class LevelSamples(_Record):
-    """Everything one level measured. `bins` counts token events per BIN_S from steady_from_s on.
-
-    `itl_ms` is quantiles of the gaps between events in one stream, as {"mean": …, "p50": …, "p90": …, "p99": …}. `gaps` has the
-    gaps themselves, in whole microseconds: for each request in turn, one for each of its events but the first, 0 for events
-    that shared a read; unsigned 32 bit little endian, zlib, base64. So any figure can be computed again.
-
-    About the client itself, in the steady part and of the worst of its `processes`: `cpu_ratio` is its share of a core,
-    `waited_ratio` the share of time it was ready to run and something else ran instead, `lag_p99_ms` how late its loop ran,
-    `merged_ratio` the share of events that shared one socket read with another, `read_delay_ms` how long bytes lay in the
-    kernel before they were read (quantiles; empty where the kernel gave no times), `send_delay_ms` how late requests went out,
-    `unread_bytes_max` the most that was seen waiting in its sockets, `kernel_stamps` tells that TTFT and gaps are the
-    kernel's receive times, `capacity_tok_s` how many events a second one process can take, as calibrated on this host.
-    """
-
-    kind: Literal["samples"] = "samples"
-    concurrency: Level
-    steady_from_s: float | None = None
-    steady_to_s: float | None = None
-    stopped_early: bool = False
-    requests: tuple[RequestSample, ...] = ()
-    bins: tuple[int, ...] = ()
-    itl_ms: dict[str, float] = Field(default_factory=dict)
-    gaps: str = ""
-    merged_ratio: float = 0.0
-    lag_p99_ms: float = 0.0
-    cpu_ratio: float = 0.0
-    waited_ratio: float = 0.0
-    read_delay_ms: dict[str, float] = Field(default_factory=dict)
-    send_delay_ms: dict[str, float] = Field(default_factory=dict)
-    unread_bytes_max: int = 0
-    kernel_stamps: bool = False
-    processes: int = 1
-    capacity_tok_s: float | None = None
-
-
-class GoodputLimits(_Record):
+class GoodputLimits(Values):
     """What makes a request good: the longest TTFT and TPOT, in milliseconds; None where that does not matter."""
 
     ttft_ms_max: float | None = None
@@ -108,13 +47,20 @@ class GoodputLimits(_Record):
         return " and ".join(f"{name} up to {limit:g} ms" for name, limit in pairs if limit is not None)
 
 
-class Figures(_Record):
-    """The figures of one level. Rates in tokens per second, latencies in milliseconds, ratios 0..1.
+class Figures(Values):
+    """The figures of one level. Rates in tokens or requests per second, latencies in milliseconds, ratios 0..1.
 
-    Latency tables hold mean, p50, p90 and p99 of the requests sent in the steady part. `void` says why a level must not
-    be used, and is empty when it may. `drift_ratio` is by how much the rate changed from the first third of the steady part
+    Latency tables hold mean, p50, p90 and p99 of the requests that began in the steady part, each with its 95 % interval as
+    `p50_low` and `p50_high`; a bound that so few requests cannot give is left out. `void` says why a level must not be used,
+    and is empty when it may. `drift_ratio` is by how much the rate changed from the first third of the steady part
     to its last (-0.1 is 10 % slower), None where it kept its rate as far as can be told. Goodput is in requests per second,
     under the limits that stand beside it; it is None where there were no limits, or no request ended in the steady part.
+
+    `answered_req_s` counts the requests that ended well in the steady part. `total_tok_s` is the output rate and these
+    requests' whole prompts, cached tokens included, a prompt where its request ended; None where `usage` did not tell
+    all of them. `usage_problems` counts requests whose `usage` is missing, has more tokens than were asked for, or fewer
+    although `ignore_eos` was; what came out longer or shorter is in no TPOT and no E2E. `send_late_ms` is how long after
+    their intended time an open loop's requests went out.
     """
 
     concurrency: Level
@@ -143,35 +89,53 @@ class Figures(_Record):
     goodput_req_s: float | None = None
     goodput_req_s_low: float | None = None
     goodput_req_s_high: float | None = None
+    answered_req_s: float | None = None
+    answered_req_s_low: float | None = None
+    answered_req_s_high: float | None = None
+    total_tok_s: float | None = None
+    prompt_tokens_min: int | None = None
+    prompt_tokens_max: int | None = None
+    ignore_eos: bool = False
+    usage_problems: dict[str, int] = Field(default_factory=dict)
+    requests_retried: int = 0
+    send_late_ms: dict[str, float] = Field(default_factory=dict)
 
 
-# A level is void where the client was the limit. Fitted on runs against a null server: a saturated client's loop lag
-# was above 20 ms at its 99th percentile in every run whose median ITL was wrong, and its core was full. Gaps between
-# tokens are left out as soon as more than one event in twenty shared its read with another: their times are then the
-# read's and not the tokens'. That happens well before the client limits the rate.
-LAG_MS_MAX = 50.0
-CPU_RATIO_MAX = 0.95
+# Gaps between tokens are left out as soon as more than one event in twenty shared its read with another: their times are
+# then the read's and not the tokens'. That happens well before the client limits the rate.
 MERGED_RATIO_MAX = 0.05
 # A smaller change within a level is not worth another launch: launches of one server differ by about as much.
 DRIFT_MIN = 0.05
 DRIFT_STRETCHES_MIN = 3  # a third; two would hardly have a variance
 
 
-def figures(samples: LevelSamples) -> Figures:
-    """Given a level's samples, return its figures; output tok/s counts the steady part alone, with a 95 % interval."""
-    start, end = samples.steady_from_s, samples.steady_to_s
-    seconds = max(0.0, end - start) if start is not None and end is not None else 0.0
+USAGE_MISSING = "usage is missing"
+TOO_MANY = "more tokens than asked for"
+TOO_FEW = "fewer tokens than asked for, although ignore_eos"
+
+
+def figures(samples: LevelSamples, *, ignore_eos: bool = False) -> Figures:
+    """Given a level's samples, return its figures; output tok/s counts the steady part alone, with a 95 % interval.
+
+    `ignore_eos` says that answers had to have the length that was asked for.
+    """
+    start = samples.steady_from_s
+    seconds = _steady_s(samples)
     finished = [r for r in samples.requests if not r.cut]
     good = [r for r in finished if not r.error]
     failed = [r for r in finished if r.error]
-    steady = [r for r in good if start is not None and r.sent_s >= start] or good
+    steady = [r for r in good if start is not None and r.began_s >= start] or good
     per_event, counted = tokens_per_event(tuple(steady))
     if not counted:
         per_event, counted = tokens_per_event(samples.requests)
-    latencies = _summary([1000 * (r.end_s - r.sent_s) for r in steady if r.end_s is not None])
-    rate = _rate_interval(samples.bins, seconds, per_event, latencies.get("p50", 0.0) / 1000)
+    as_asked = [r for r in steady if _problem(r, ignore_eos=ignore_eos) not in {TOO_MANY, TOO_FEW}]
+    latencies = summary([1000 * (r.end_s - r.began_s) for r in as_asked if r.end_s is not None])
+    request_s = latencies.get("p50", 0.0) / 1000
+    rate = _rate_interval(samples.bins, seconds, per_event, request_s)
     prompts = [r.prompt_tokens for r in good if r.prompt_tokens is not None]
     cached = [r.cached_tokens for r in good if r.cached_tokens is not None]
+    answered = request_rate(samples, lambda _: True)
+    limit = client_limit(samples)
     return Figures(
         concurrency=samples.concurrency,
         seconds=round(seconds, 3),
@@ -184,18 +148,97 @@ def figures(samples: LevelSamples) -> Figures:
         tokens_per_event=per_event,
         tokens_counted=counted,
         prompt_tokens_mean=sum(prompts) / len(prompts) if prompts else None,
+        prompt_tokens_min=min(prompts, default=None),
+        prompt_tokens_max=max(prompts, default=None),
         cache_hit_ratio=sum(cached) / sum(prompts) if cached and sum(prompts) else None,
-        ttft_ms=_summary([1000 * (r.first_s - r.sent_s) for r in steady if r.first_s is not None]),
-        tpot_ms=_summary([tpot for r in steady if (tpot := tpot_ms(r)) is not None]),
+        ttft_ms=summary([1000 * (r.first_s - r.began_s) for r in steady if r.first_s is not None]),
+        tpot_ms=summary([tpot for r in as_asked if (tpot := tpot_ms(r)) is not None]),
         e2e_ms=latencies,
-        itl_ms=samples.itl_ms if samples.merged_ratio <= MERGED_RATIO_MAX else {},
+        itl_ms=_itl(samples),
         stopped_early=samples.stopped_early,
         client_lag_p99_ms=samples.lag_p99_ms,
         client_cpu_ratio=samples.cpu_ratio,
-        client_limited=_client_limited(samples),
-        void=_void(samples, seconds),
-        drift_ratio=drift(_stretch_rates(samples.bins, seconds, per_event, latencies.get("p50", 0.0) / 1000)),
+        client_limited=bool(limit),
+        void=limit if seconds > 0 else "the load ended before its steady part began",
+        drift_ratio=drift(_stretch_rates(samples.bins, seconds, per_event, request_s)),
+        answered_req_s=answered.mean if answered else None,
+        answered_req_s_low=answered.low if answered else None,
+        answered_req_s_high=answered.high if answered else None,
+        total_tok_s=_total(samples, rate.mean),
+        ignore_eos=ignore_eos,
+        usage_problems=_counts([p for r in good if (p := _problem(r, ignore_eos=ignore_eos))]),
+        requests_retried=sum(r.retried for r in finished),
+        send_late_ms=summary([1000 * (r.sent_s - r.due_s) for r in steady if r.due_s is not None]),
     )
+
+
+def request_rate(samples: LevelSamples, counts: Callable[[RequestSample], bool]) -> Interval | None:
+    """Given a level's samples and which requests count, return how many a second were answered, with a 95 % interval.
+
+    A request counts where it ended, so that long ones are not lost at the level's end, and never one that failed. None where
+    no request ended in the steady part. The interval is of batch means over stretches as for output tok/s, and never
+    narrower than one request more or less, since a count is not known better than that at its edges.
+    """
+    start, seconds = samples.steady_from_s, _steady_s(samples)
+    ended = _ended(samples)
+    if start is None or not ended:
+        return None
+    lasted = quantile(sorted(end_s - r.began_s for r, end_s in ended), 0.5)
+    count = stretches(seconds, lasted)
+    at = [end_s - start for r, end_s in ended if not r.error and counts(r)]
+    per_stretch = [0] * count
+    for at_s in at:
+        per_stretch[min(count - 1, math.floor(at_s / seconds * count))] += 1
+    spread = mean_interval([n * count / seconds for n in per_stretch])
+    half = max((spread.high - spread.low) / 2, 1 / seconds)
+    rate = len(at) / seconds
+    return Interval(rate, max(0.0, rate - half), rate + half)
+
+
+def _steady_s(samples: LevelSamples) -> float:
+    start, end = samples.steady_from_s, samples.steady_to_s
+    return max(0.0, end - start) if start is not None and end is not None else 0.0
+
+
+def _ended(samples: LevelSamples) -> list[tuple[RequestSample, float]]:
+    """The requests that ended in the steady part, well or not, each with its end."""
+    start, end = samples.steady_from_s, samples.steady_to_s
+    if start is None or end is None or end <= start:
+        return []
+    return [(r, r.end_s) for r in samples.requests if not r.cut and r.end_s is not None and start <= r.end_s <= end]
+
+
+def _total(samples: LevelSamples, output_tok_s: float) -> float | None:
+    prompts = [r.prompt_tokens for r, _ in _ended(samples) if not r.error]
+    known = [tokens for tokens in prompts if tokens is not None]
+    if not known or len(known) < len(prompts):
+        return None
+    return output_tok_s + sum(known) / _steady_s(samples)
+
+
+def _itl(samples: LevelSamples) -> dict[str, float]:
+    if samples.merged_ratio > MERGED_RATIO_MAX:
+        return {}
+    return samples.itl_ms or itl_table(samples)
+
+
+def itl_table(samples: LevelSamples) -> dict[str, float]:
+    """Given a level's samples, return the table of the gaps between a stream's events in its steady part, in milliseconds.
+
+    The worker does this once, in its own process: it takes about a second for a million gaps.
+    """
+    return clustered(steady_gaps_us(samples), 0.001)
+
+
+def _problem(request: RequestSample, *, ignore_eos: bool) -> str:
+    """What is wrong with the token count of an answered request; empty where nothing is, or nobody can tell."""
+    if request.output_tokens is None:
+        return USAGE_MISSING
+    if request.asked_tokens is None:
+        return ""
+    if request.output_tokens > request.asked_tokens:
+        return TOO_MANY
+    return TOO_FEW if ignore_eos and request.output_tokens < request.asked_tokens else ""
 
 
 def tokens_per_event(requests: tuple[RequestSample, ...]) -> tuple[float, bool]:
@@ -265,31 +308,8 @@ def tpot_ms(r: RequestSample) -> float | None:
     return 1000 * (r.end_s - r.first_s) / (tokens - 1)
 
 
-def _summary(values: list[float]) -> dict[str, float]:
-    if not values:
-        return {}
-    ordered = sorted(values)
-    names = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-    return {"mean": sum(values) / len(values), **{name: quantile(ordered, q) for name, q in names.items()}}
-
-
 def _counts(names: list[str]) -> dict[str, int]:
     return {name: names.count(name) for name in sorted(set(names))}
-
-
-def _client_limited(samples: LevelSamples) -> bool:
-    return samples.lag_p99_ms > LAG_MS_MAX and samples.cpu_ratio > CPU_RATIO_MAX
-
-
-def _void(samples: LevelSamples, seconds: float) -> str:
-    if seconds <= 0:
-        return "the load ended before its steady part began"
-    if _client_limited(samples):
-        return (
-            f"the benchmark client was the limit: its event loop ran {samples.lag_p99_ms:.0f} ms late (p99) "
-            f"and its core was {100 * samples.cpu_ratio:.0f} % busy"
-        )
-    return ""
 
 
 def interim_figures(concurrency: Level, progress: list[Progress], alpha: float = 0.05) -> Figures:

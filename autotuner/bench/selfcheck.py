@@ -17,19 +17,21 @@ LAG_MS_MAX = 20.0  # only where the kernel gave no receive times, and the reads'
 LATE_RATIO_MAX = 0.1  # of the median TTFT
 
 
-def client_limit(samples: LevelSamples, requests_s: float) -> str:
-    """Given a level's samples and the mean duration of its requests in seconds, say why the client was its limit; "" if it was not."""
-    harm = _lost(samples, requests_s) or _blurred(samples) or _late(samples) or _blind(samples)
+def client_limit(samples: LevelSamples) -> str:
+    """Given a level's samples, say why the client was its limit; empty if it was not."""
+    harm = _lost(samples) or _blurred(samples) or _late(samples) or _blind(samples)
     if not harm:
         return ""
     return f"the benchmark client was the limit: {harm}; {_why(samples)}. {_could(samples)}"
 
 
-def _lost(samples: LevelSamples, request_s: float) -> str:
+def _lost(samples: LevelSamples) -> str:
     """Throughput that a closed loop lost between an answer and the next request."""
     idle_s = samples.send_delay_ms.get("mean", 0.0) / 1000
-    if samples.open_loop or not samples.kernel_stamps or request_s <= 0:
+    took = [r.end_s - r.sent_s for r in samples.requests if r.end_s is not None and not r.error]
+    if samples.open_loop or not samples.kernel_stamps or not took:
         return ""
+    request_s = sum(took) / len(took)
     ratio = idle_s / (idle_s + request_s)
     return f"it took {100 * ratio:.0f} % of its streams' time for itself" if ratio > LOST_RATIO_MAX else ""
 
@@ -79,6 +81,5 @@ def _could(samples: LevelSamples) -> str:
     if capacity is None:
         return "What it could have measured is not known"
     rounded = float(f"{capacity * samples.processes:.2g}")
-    return f"With a core for each of {samples.processes} processes it takes about {rounded:,.0f} events/s here" if (
-        samples.processes > 1
-    ) else f"With a core to itself it takes about {rounded:,.0f} events/s here"
+    cores = f"a core for each of its {samples.processes} processes" if samples.processes > 1 else "a core to itself"
+    return f"With {cores} it takes about {rounded:,.0f} events/s on this host"

@@ -15,6 +15,7 @@ from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, judge
 
 # Given to the figures after they were computed: what a rule decided about the level.
 _DECIDED = {"void", "stopped_early"}
+_BOUNDS = ("_low", "_high")
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,24 @@ def _looks(kept: Mapping[str, Any], policies: Mapping[str, Policy]) -> tuple[lis
 
 def _figures(samples: Any, result: LevelResult) -> list[str]:
     """What a level's samples yield otherwise now; a figure that was not recorded yet at that time is not compared."""
-    measured = figures_under(LevelSamples.model_validate(samples), result.figures.goodput_limits)
+    recorded = result.figures
+    measured = figures_under(
+        LevelSamples.model_validate(samples), recorded.goodput_limits, ignore_eos=recorded.ignore_eos
+    )
     again = measured.model_dump(exclude=_DECIDED)
-    then = result.figures.model_dump(exclude=_DECIDED)
+    then = recorded.model_dump(exclude=_DECIDED)
     return [
         f"{name} was {then[name]}, from its samples it is {value}"
         for name, value in again.items()
-        if name in result.figures.model_fields_set and value != then[name]
+        if name in recorded.model_fields_set and _without_later_bounds(value, then[name]) != then[name]
     ]
+
+
+def _without_later_bounds(value: Any, then: Any) -> Any:
+    """A table of latencies without the bounds that the recorded one has none of: tables had none at first."""
+    if not isinstance(value, dict) or any(key.endswith(_BOUNDS) for key in then):
+        return value
+    return {key: figure for key, figure in value.items() if not key.endswith(_BOUNDS)}
 
 
 def _verdict(again: Judgement, recorded: Judgement) -> tuple[str, ...]:

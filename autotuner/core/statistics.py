@@ -116,7 +116,7 @@ def budget_share(budget: float, spent: float, left: int, before: int = 0) -> flo
     return max(LEAST_SHARE, (budget - spent) / 2 / max(1, left, before / 2))
 
 
-def quantile(ordered: list[float], q: float) -> float:
+def quantile(ordered: Sequence[float], q: float) -> float:
     """Given ascending values, return the quantile by linear interpolation (Hyndman and Fan's type 7)."""
     if not ordered:
         raise ValueError("no values")

@@ -1,13 +1,20 @@
 """The figures' promises: tokens from usage, failures apart, the steady part alone, and a void level says why."""
 
+import json
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotuner.bench.goodput import figures_under
 from autotuner.bench.measurement import (
     BIN_S,
+    TOO_FEW,
+    TOO_MANY,
+    USAGE_MISSING,
+    Figures,
     LevelSamples,
     Progress,
     RequestSample,
@@ -16,6 +23,9 @@ from autotuner.bench.measurement import (
     interim_figures,
     tokens_per_event,
 )
+from autotuner.bench.samples import pack_gaps
+from autotuner.core.replay import _figures as replay_figures
+from autotuner.core.verdict import LevelResult
 
 
 def request(sent: float, events: int = 10, tokens: int | None = 10, **more: object) -> RequestSample:
@@ -140,3 +150,78 @@ def test_a_level_that_only_scatters_is_seldom_said_to_drift() -> None:
     source = random.Random(11)
     told = [drift([source.gauss(100, 5) for _ in range(count)]) for count in (9, 15, 30) for _ in range(700)]
     assert sum(found is not None for found in told) / len(told) < 0.06
+
+
+def test_what_was_recorded_before_has_the_figures_of_then() -> None:
+    """Samples and figures as the program of schema 5 wrote them: every figure that it had comes out again."""
+    then = json.loads((Path(__file__).parent / "recordings" / "level-schema-5.json").read_text())
+    kept = Figures.model_validate(then["figures"])
+    samples = LevelSamples.model_validate(then["samples"])
+    now = figures_under(samples, kept.goodput_limits).model_dump(mode="json")
+    for name, value in then["figures"].items():
+        if isinstance(value, dict):
+            assert value.items() <= now[name].items(), name
+        else:
+            assert now[name] == value, name
+    assert replay_figures(then["samples"], LevelResult(concurrency=4, figures=kept)) == []
+
+
+def test_an_open_loop_counts_from_the_intended_time_and_says_how_late_it_sent() -> None:
+    found = figures(steady(request(6.5, due_s=6.0), request(8.0, due_s=8.0)))
+    assert found.ttft_ms["mean"] == pytest.approx(350.0)  # 600 and 100
+    assert found.e2e_ms["mean"] == pytest.approx(1250.0)
+    assert found.send_late_ms["mean"] == pytest.approx(250.0)
+    assert figures(steady(request(6.0))).send_late_ms == {}
+
+
+def test_requests_answered_and_total_tokens_are_counted_where_requests_ended() -> None:
+    samples = steady(
+        request(4.5, prompt_tokens=100),  # ends at 5.5, inside
+        request(5.0, prompt_tokens=300, cached_tokens=300),  # cached prompts are prompts
+        request(6.5, prompt_tokens=999),  # ends at 7.5, after the end
+        request(5.0, error="HTTP 503"),
+        request(6.0, cut=True, end_s=None, output_tokens=None),
+    )
+    found = figures(samples)
+    assert found.answered_req_s == pytest.approx(1.0)  # two in two seconds
+    assert found.answered_req_s_low is not None
+    assert found.answered_req_s_high is not None
+    assert found.answered_req_s_low < 1.0 < found.answered_req_s_high
+    assert found.total_tok_s == pytest.approx(found.output_tok_s + 200.0)
+    assert (found.prompt_tokens_min, found.prompt_tokens_max) == (100, 999)
+
+
+def test_the_total_is_unknown_where_a_prompt_was_not_counted() -> None:
+    assert figures(steady(request(5.0, prompt_tokens=100), request(5.5))).total_tok_s is None
+    assert figures(steady()).total_tok_s is None
+    assert figures(steady()).answered_req_s is None
+
+
+def test_usage_that_is_missing_or_not_what_was_asked_is_counted_by_name_and_averaged_into_nothing() -> None:
+    good = request(5.0, asked_tokens=10)
+    odd = [
+        request(5.1, asked_tokens=10, tokens=None),
+        request(5.2, asked_tokens=10, tokens=30, end_s=60.0),
+        request(5.3, asked_tokens=10, tokens=4, end_s=5.5),
+    ]
+    found = figures(steady(good, *odd), ignore_eos=True)
+    assert found.usage_problems == {USAGE_MISSING: 1, TOO_MANY: 1, TOO_FEW: 1}
+    assert found.e2e_ms["mean"] == pytest.approx(1000.0)
+    assert found.requests_ok == 4
+    relaxed = figures(steady(good, *odd))
+    assert TOO_FEW not in relaxed.usage_problems, "without ignore_eos an answer may be short"
+    assert figures(steady(request(5.0, tokens=4)), ignore_eos=True).usage_problems == {}, "nobody knows what was asked"
+
+
+def test_requests_that_went_out_twice_are_counted() -> None:
+    assert figures(steady(request(5.0, retried=True), request(5.5))).requests_retried == 1
+
+
+def test_itl_comes_from_the_gaps_where_they_were_kept() -> None:
+    requests = [request(5.0 + 0.1 * i, events=5) for i in range(4)]
+    kept = pack_gaps([[20_000, 20_000, 30_000, 20_000]] * 4)
+    found = figures(steady(*requests, gaps=kept, itl_ms={"p50": 99.0}))
+    assert (found.itl_ms["p50"], found.itl_ms["mean"]) == (pytest.approx(20.0), pytest.approx(22.5))
+    assert found.itl_ms["p50_low"] <= 20.0 <= found.itl_ms["p50_high"]
+    assert figures(steady(*requests, itl_ms={"p50": 99.0})).itl_ms == {"p50": 99.0}
+    assert figures(steady(*requests, gaps=kept, merged_ratio=0.2)).itl_ms == {}
