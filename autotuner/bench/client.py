@@ -82,7 +82,7 @@ class LevelRun:
         self._good = self._failed = self._ended_before = self._told = 0
         self._cold = self._streams if self._benchmark.warmup_requests else 0  # streams not yet warm
         self._settled_at: float | None = None
-        self._exhausted = False
+        self._exhausted = self._held_back = False
         self._unread = 0
         self._addresses: list[Address] = []
         self._zero = 0.0
@@ -147,14 +147,14 @@ class LevelRun:
         if start is None or self._stopping:
             return
         await self._until(lambda: False, start - monotonic_s())
-        self._tell()  # so that no later line mixes events of the warm-up into the steady part
+        self.tell()  # so that no later line mixes events of the warm-up into the steady part
         self._meter.steady_from = start
         self._used_from = used()
         self._ended_before = self._good + self._failed
         await self._until(lambda: self._enough(self._benchmark.requests), start + seconds - monotonic_s())
         if self._benchmark.requests is None:
             await self._until(lambda: self._enough(self._streams), seconds)
-        self._tell()
+        self.tell()
         self._meter.steady_to = monotonic_s()
         self._used_to = used()
         if not self._closed or not self._benchmark.fixed_length:
@@ -231,6 +231,7 @@ class LevelRun:
                     break
                 at_s = at_s if item.ask.at_s is None else item.ask.at_s
                 await asyncio.sleep(self._zero + at_s - monotonic_s())
+                self._held_back |= limit.locked()
                 await limit.acquire()
                 group.create_task(self._arrival(item, self._zero + at_s, limit))
         self._exhausted = True
@@ -355,11 +356,12 @@ class LevelRun:
             await asyncio.sleep(PROGRESS_S)
             self._ahead.refresh()
             self._unread = max(self._unread, sum(c.unread_bytes for c in self._live.values() if c is not None))
-            self._tell()
+            self.tell()
             if not self._closed:
                 self._change.set()  # an open loop is warm by time
 
-    def _tell(self) -> None:
+    def tell(self, *, waits: bool = False) -> None:
+        """Say how far the load is; `waits` that it is warm and holds until it is told to begin."""
         now, spent = monotonic_s(), used()
         total = self._meter.events + sum(len(record.times) for record in self._live)
         events, self._told = total - self._told, total
@@ -375,6 +377,7 @@ class LevelRun:
                 failed=self._failed,
                 tokens_per_event=round(self._meter.tokens_per_event, 4),
                 busy_ratio=round(busy, 3),
+                waits=waits,
             )
         )
 
@@ -403,6 +406,8 @@ class LevelRun:
             send_delay_ms=quantiles_ms(meter.send_delays),
             unread_bytes_max=self._unread,
             kernel_stamps=meter.stamped,
+            open_loop=not self._closed,
+            held_back=self._held_back,
         )
 
 

@@ -1,7 +1,7 @@
 """Several worker processes that carry one level together, for a load that is too much for one core.
 
-Each takes its share of the streams or arrivals; all begin their steady part at the same instant, which they are told over stdin as
-soon as all are warm, and their lines become those of one.
+Each takes its share of the streams or arrivals; all begin their steady part at the same instant, which they are told over
+stdin as soon as all are warm, and their lines become those of one.
 """
 
 import asyncio
@@ -46,7 +46,9 @@ class Conductor:
     _parts: list[_Part] = field(default_factory=list)
     _untold: Counter[str] = field(default_factory=Counter)
     _warm: asyncio.Event = field(default_factory=asyncio.Event)
+    _over: asyncio.Event = field(default_factory=asyncio.Event)
     _stopping: bool = False
+    _too_busy: bool = False
 
     async def run(self) -> LevelSamples | None:
         """Carry the level out. Raise RuntimeError if a process ends without its samples; none is left in any case."""
@@ -76,8 +78,6 @@ class Conductor:
         self._warm.set()
         self._terminate()
 
-    _too_busy: bool = False
-
     async def _started(self, number: int) -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*self.command, stdin=pipe, stdout=pipe, limit=LINE_BYTES_MAX)
@@ -106,6 +106,8 @@ class Conductor:
             self._terminate()
             raise RuntimeError("one of the benchmark's processes ended without a result")
         self._warm.set()  # it may have ended in its warm-up, and the others must not wait for it
+        if all(p.samples is not None for p in self._parts):
+            self._over.set()
 
     async def _conduct(self, teller: "asyncio.Task[None]") -> None:
         await self._warm.wait()
@@ -116,8 +118,7 @@ class Conductor:
         at = monotonic_s() + BEGIN_IN_S
         for part in self._parts:
             await self._say(part.process, {"begin_at": at})
-        while any(part.samples is None for part in self._parts):
-            await asyncio.sleep(TELL_S / 10)
+        await self._over.wait()
         teller.cancel()
 
     async def _tell(self, start: float) -> None:

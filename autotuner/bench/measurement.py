@@ -12,7 +12,7 @@ from pydantic import Field
 from autotuner.bench.benchmark import Level
 from autotuner.bench.latency import clustered, summary
 from autotuner.bench.samples import BIN_S, LevelSamples, Progress, RequestSample, Values, steady_gaps_us
-from autotuner.bench.selfcheck import client_limit
+from autotuner.bench.selfcheck import blurred, client_limit
 from autotuner.core.statistics import Interval, confidence_sequence, mean_interval, quantile, t95
 
 __all__ = [
@@ -59,7 +59,7 @@ class Figures(Values):
     `answered_req_s` counts the requests that ended well in the steady part. `total_tok_s` is the output rate and these
     requests' whole prompts, cached tokens included, a prompt where its request ended; None where `usage` did not tell
     all of them. `usage_problems` counts requests whose `usage` is missing, has more tokens than were asked for, or fewer
-    although `ignore_eos` was; what came out longer or shorter is in no TPOT and no E2E. `send_late_ms` is how long after
+    although `ignore_eos` was; `client_note` says what is left out because the client was late; what came out longer or shorter is in no TPOT and no E2E. `send_late_ms` is how long after
     their intended time an open loop's requests went out.
     """
 
@@ -83,6 +83,7 @@ class Figures(Values):
     client_lag_p99_ms: float = 0.0
     client_cpu_ratio: float = 0.0
     client_limited: bool = False
+    client_note: str = ""
     void: str = ""
     drift_ratio: float | None = None
     goodput_limits: GoodputLimits | None = None
@@ -101,9 +102,6 @@ class Figures(Values):
     send_late_ms: dict[str, float] = Field(default_factory=dict)
 
 
-# Gaps between tokens are left out as soon as more than one event in twenty shared its read with another: their times are
-# then the read's and not the tokens'. That happens well before the client limits the rate.
-MERGED_RATIO_MAX = 0.05
 # A smaller change within a level is not worth another launch: launches of one server differ by about as much.
 DRIFT_MIN = 0.05
 DRIFT_STRETCHES_MIN = 3  # a third; two would hardly have a variance
@@ -159,6 +157,7 @@ def figures(samples: LevelSamples, *, ignore_eos: bool = False) -> Figures:
         client_lag_p99_ms=samples.lag_p99_ms,
         client_cpu_ratio=samples.cpu_ratio,
         client_limited=bool(limit),
+        client_note=blurred(samples),
         void=limit if seconds > 0 else "the load ended before its steady part began",
         drift_ratio=drift(_stretch_rates(samples.bins, seconds, per_event, request_s)),
         answered_req_s=answered.mean if answered else None,
@@ -217,7 +216,7 @@ def _total(samples: LevelSamples, output_tok_s: float) -> float | None:
 
 
 def _itl(samples: LevelSamples) -> dict[str, float]:
-    if samples.merged_ratio > MERGED_RATIO_MAX:
+    if blurred(samples):
         return {}
     return samples.itl_ms or itl_table(samples)
 

@@ -44,9 +44,7 @@ def merge(parts: list[LevelSamples]) -> LevelSamples:
 def _shifted(request: RequestSample, by_s: float) -> RequestSample:
     times = ("sent_s", "due_s", "first_s", "end_s")
     known = {name: getattr(request, name) for name in times}
-    return request.model_copy(
-        update={name: round(at + by_s, 6) for name, at in known.items() if at is not None}
-    )
+    return request.model_copy(update={name: round(at + by_s, 6) for name, at in known.items() if at is not None})
 
 
 def _worst(tables: list[dict[str, float]]) -> dict[str, float]:

@@ -155,9 +155,12 @@ class Meter:
 
 
 def quantiles_ms(seconds: "array[float] | list[float]") -> dict[str, float]:
-    """Given durations in seconds, return p50, p90 and p99 in milliseconds; empty if there are none."""
+    """Given durations in seconds, return mean, p50, p90 and p99 in milliseconds; empty if there are none."""
     ordered = sorted(seconds)
-    return {name: round(1000 * quantile(ordered, q), 4) for name, q in _QUANTILES.items()} if ordered else {}
+    if not ordered:
+        return {}
+    mean = round(1000 * sum(ordered) / len(ordered), 4)
+    return {"mean": mean, **{name: round(1000 * quantile(ordered, q), 4) for name, q in _QUANTILES.items()}}
 
 
 def _gap_us(seconds: float) -> int:

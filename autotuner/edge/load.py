@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Self
@@ -9,10 +10,11 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError
 
 from autotuner.bench import worker
-from autotuner.bench.benchmark import Benchmark
+from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.bench.measurement import LevelSamples, Progress
 from autotuner.errors import HostError
 
+PROCESSES_MAX = 16
 LINE_BYTES_MAX = 256 << 20  # the samples of a level come as one line
 
 _MESSAGE: TypeAdapter[Progress | LevelSamples] = TypeAdapter(Progress | LevelSamples)
@@ -21,13 +23,25 @@ _MESSAGE: TypeAdapter[Progress | LevelSamples] = TypeAdapter(Progress | LevelSam
 class Load:
     """One level's load, driven by a process of its own so that the daemon's loop never competes with it."""
 
-    def __init__(self, url: str, benchmark: Benchmark, concurrency: int, model: str | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        benchmark: Benchmark,
+        level: Level,
+        model: str | None,
+        *,
+        api_key: str | None = None,
+        capacity_tok_s: float | None = None,
+        processes_max: int | None = None,
+    ) -> None:
         self._job: dict[str, Any] = {
             "url": url,
             "benchmark": benchmark.model_dump(mode="json"),
-            "concurrency": concurrency,
+            "concurrency": level,
             "model": model,
-            "api_key": None,
+            "api_key": api_key,
+            "capacity_tok_s": capacity_tok_s,
+            "processes_max": processes_max or usual_processes_max(),
         }
         self._process: asyncio.subprocess.Process | None = None
 
@@ -88,3 +102,8 @@ class Load:
         if self._process is None or self._process.stdin is None:
             raise HostError("the benchmark worker was not started")
         return self._process.stdin
+
+
+def usual_processes_max() -> int:
+    """How many processes a load may grow to: half of the cores we may use, so that the server on them keeps the rest."""
+    return max(1, min(PROCESSES_MAX, len(os.sched_getaffinity(0)) // 2))
