@@ -59,8 +59,8 @@ class Figures(Values):
     `answered_req_s` counts the requests that ended well in the steady part. `total_tok_s` is the output rate and these
     requests' whole prompts, cached tokens included, a prompt where its request ended; None where `usage` did not tell
     all of them. `usage_problems` counts requests whose `usage` is missing, has more tokens than were asked for, or fewer
-    although `ignore_eos` was; `client_note` says what is left out because the client was late; what came out longer or shorter is in no TPOT and no E2E. `send_late_ms` is how long after
-    their intended time an open loop's requests went out.
+    although `ignore_eos` was; what came out longer or shorter is in no TPOT and no E2E. `send_late_ms` is how long after
+    their intended time an open loop's requests went out. `client_note` says what is left out because the client was late.
     """
 
     concurrency: Level

@@ -224,4 +224,6 @@ def test_itl_comes_from_the_gaps_where_they_were_kept() -> None:
     assert (found.itl_ms["p50"], found.itl_ms["mean"]) == (pytest.approx(20.0), pytest.approx(22.5))
     assert found.itl_ms["p50_low"] <= 20.0 <= found.itl_ms["p50_high"]
     assert figures(steady(*requests, itl_ms={"p50": 99.0})).itl_ms == {"p50": 99.0}
-    assert figures(steady(*requests, gaps=kept, merged_ratio=0.2)).itl_ms == {}
+    assert figures(steady(*requests, gaps=kept, merged_ratio=0.2, lag_p99_ms=30.0)).itl_ms == {}
+    sent_at_once = figures(steady(*requests, gaps=kept, merged_ratio=0.2, lag_p99_ms=0.5))
+    assert sent_at_once.itl_ms["p50"] == pytest.approx(20.0)
