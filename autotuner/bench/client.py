@@ -86,7 +86,7 @@ class LevelRun:
         self._unread = 0
         self._addresses: list[Address] = []
         self._zero = 0.0
-        self._stopping = False
+        self._stopping = self._finishing = False
         self._change = asyncio.Event()
         self._ahead = Ahead()
         self._pool = Pool(target, workload, self._shard, self._shards)
@@ -135,6 +135,11 @@ class LevelRun:
         self._stopping = True
         self._change.set()
 
+    def finish(self) -> None:
+        """End the steady part now, as if its time were over: requests that began in it may still end, where that matters."""
+        self._finishing = True
+        self._change.set()
+
     # The course of a level: warm-up, the steady part, and its tail.
 
     async def _course(self) -> None:
@@ -152,7 +157,7 @@ class LevelRun:
         self._used_from = used()
         self._ended_before = self._good + self._failed
         await self._until(lambda: self._enough(self._benchmark.requests), start + seconds - monotonic_s())
-        if self._benchmark.requests is None:
+        if self._benchmark.requests is None and not self._finishing:
             await self._until(lambda: self._enough(self._streams), seconds)
         self.tell()
         self._meter.steady_to = monotonic_s()
@@ -172,8 +177,8 @@ class LevelRun:
         return elapsed >= self._benchmark.ramp_s and settled
 
     def _enough(self, requests: int | None) -> bool:
-        """So many requests have ended in the steady part, or none can come any more."""
-        if self._exhausted and not self._live:
+        """So many requests have ended in the steady part, or none can come any more, or it is to end in any case."""
+        if self._finishing or (self._exhausted and not self._live):
             return True
         return requests is not None and self._good + self._failed - self._ended_before >= requests
 

@@ -78,6 +78,12 @@ class Conductor:
         self._warm.set()
         self._terminate()
 
+    def finish(self) -> None:
+        """End the steady part now, on all at once."""
+        for part in self._parts:
+            if part.process.stdin is not None:
+                part.process.stdin.write(b'{"finish": true}\n')
+
     async def _started(self, number: int) -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*self.command, stdin=pipe, stdout=pipe, limit=LINE_BYTES_MAX)

@@ -174,17 +174,26 @@ class _Level:
             self._begin_at.set_result(monotonic_s())
 
     def _on_stdin(self) -> None:
-        """The conductor says when to begin; whoever closes our stdin stops the load, as its end does by itself."""
+        """We are told when to begin and when to finish; whoever closes our stdin stops the load, as its end does by itself."""
         data = os.read(sys.stdin.fileno(), 4096)
-        self._read += data
         if not data:
             asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
             self._stop()
-        elif self._read.endswith(b"\n") and self._begin_at is not None and not self._begin_at.done():
-            with contextlib.suppress(
-                ValueError, KeyError, TypeError
-            ):  # whatever else is written there is of no concern
-                self._begin_at.set_result(float(json.loads(self._read)["begin_at"]))
+        *lines, self._read = (self._read + data).split(b"\n")
+        for line in lines:
+            self._told(line)
+
+    def _told(self, line: bytes) -> None:
+        try:
+            said = json.loads(line)
+            begin_at = float(said.get("begin_at", 0.0))
+            finish = bool(said.get("finish"))
+        except (ValueError, TypeError, AttributeError):
+            return  # whatever else is written there is of no concern
+        if finish:
+            self._load.finish()
+        if begin_at and self._begin_at is not None and not self._begin_at.done():
+            self._begin_at.set_result(begin_at)
 
 
 class _Reporter:

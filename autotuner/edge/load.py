@@ -92,6 +92,11 @@ class Load:
             self._process.kill()
             await self._process.wait()
 
+    def finish(self) -> None:
+        """End the steady part now, as if its time were over; the samples come when the requests that began in it have ended."""
+        if self._process is not None and self._process.returncode is None:
+            self._input.write(b'{"finish": true}\n')
+
     def stop(self) -> None:
         """End the level now; the samples of what it measured still come."""
         if self._process is not None and self._process.returncode is None:
