@@ -79,11 +79,12 @@ class MachineFigures(Values):
             parts.append(f"{self.joules_per_output_token:.3g} J an output token")
         parts += _over_gpus("SM clock {:,.0f} MHz", [gpu.sm_mhz for gpu in self.gpus], least=True)
         parts += _over_gpus("{:.0f} °C", [gpu.temperature_c for gpu in self.gpus])
-        parts += _over_gpus("busy {:.0%}", [gpu.busy_ratio for gpu in self.gpus])
+        busy = Spread.of([gpu.busy_ratio.mean for gpu in self.gpus if gpu.busy_ratio is not None])
+        parts += [f"busy {100 * busy.mean:.0f} %"] if busy is not None else []
         used = [gpu.memory_mib.max for gpu in self.gpus if gpu.memory_mib is not None]
         parts += [f"{sum(used) / 1024:,.1f} GiB used"] * bool(used)
         if self.cpu_ratio is not None:
-            parts.append(f"host CPU {self.cpu_ratio.mean:.0%}")
+            parts.append(f"host CPU {100 * self.cpu_ratio.mean:.0f} %")
         if self.memory_mib is not None:
             parts.append(f"host memory {self.memory_mib.max / 1024:,.1f} GiB")
         return ", ".join(parts)

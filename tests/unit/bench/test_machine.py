@@ -42,7 +42,7 @@ def test_it_reads_as_a_sentence() -> None:
         [sample(300, 500, cpu_ratio=0.25, memory_mib=2048), sample(400, 600, cpu_ratio=0.35)], 3000.0
     )
     assert str(found) == (
-        "2 GPUs, 900 W (at most 1,000), 0.3 J an output token, SM clock 1,850 MHz (at least 1,800), host CPU 30%, host memory 2.0 GiB"
+        "2 GPUs, 900 W (at most 1,000), 0.3 J an output token, SM clock 1,850 MHz (at least 1,800), host CPU 30 %, host memory 2.0 GiB"
     )
 
 
