@@ -154,6 +154,10 @@ def _benchmark(given: dict[str, Any]) -> Benchmark:
     loads = [option for option in _LEVELS_OF if given[option] is not None]
     if len(loads) > 1:
         raise click.UsageError("a level is a concurrency, a request rate or a trace's speed: give one of them")
+    if any(level != int(level) for level in given["concurrency"] or ()):
+        raise click.UsageError("--concurrency: whole numbers; a rate is --request-rate")
+    if given["trace_speed"] and not given["dataset"]:
+        raise click.UsageError("--trace-speed: needs --dataset, a file whose requests have timestamps")
     fields = {name: given[name] for name in Benchmark.model_fields if given.get(name) is not None}
     fields = {"levels": LEVELS, "seconds": SECONDS, **fields}
     if loads:
