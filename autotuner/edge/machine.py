@@ -4,6 +4,7 @@ NVML's Python module is an optional extra (`gpu`) and a driver need not be there
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 from types import TracebackType
@@ -29,7 +30,9 @@ class MachineWatch:
         self._every_s = every_s
         self._taken: list[MachineSample] = []
         self._since_s = 0.0
-        self._over = asyncio.Event()
+        self._over = False
+        self._wake = asyncio.Event()
+        self._anew = True  # the share of CPU time since the last reading would be of another part
         self._nvml: _Nvml | None = None
 
     async def __aenter__(self) -> Self:
@@ -40,14 +43,17 @@ class MachineWatch:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over.set()
+        self._over = True
+        self._wake.set()
         done, _ = await asyncio.wait({self._task}, timeout=END_WAIT_S)
         if not done:
             self._task.cancel()
 
     def begin(self) -> None:
-        """The steady part begins: what was sampled before is not of it."""
+        """The steady part begins: what was sampled before is not of it, and the next sample is taken now."""
         self._taken.clear()
+        self._anew = True
+        self._wake.set()
 
     @property
     def samples(self) -> tuple[MachineSample, ...]:
@@ -56,22 +62,20 @@ class MachineWatch:
 
     async def _sample(self) -> None:
         await asyncio.to_thread(self._open)
-        while not self._over.is_set():
+        while not self._over:
+            self._wake.clear()
+            anew, self._anew = self._anew, False
             taken = await asyncio.to_thread(self._read)
-            if self._over.is_set():
-                break
-            self._taken.append(taken)
-            try:
-                await asyncio.wait_for(self._over.wait(), self._every_s)
-            except TimeoutError:
-                continue
+            if not self._over and not self._anew:
+                self._taken.append(taken.model_copy(update={"cpu_ratio": None}) if anew else taken)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._every_s)
         await asyncio.to_thread(self._close)
 
     def _open(self) -> None:
         import psutil  # noqa: PLC0415 - slow to import, and wanted only where something is measured
 
         self._psutil: Any = psutil
-        self._psutil.cpu_percent(None)  # the first one has no time to be over
         if self._wanted != ():
             try:
                 self._nvml = _Nvml(self._wanted)

@@ -90,15 +90,24 @@ def test_a_gpu_that_is_lost_meanwhile_leaves_gaps_and_no_error(monkeypatch: pyte
     assert samples[-1].gpus[0].sm_mhz == 1755
 
 
-def test_what_was_sampled_before_the_steady_part_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_sampled_before_the_steady_part_is_dropped_and_that_begins_with_a_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However short the part is; but the share of CPU time until then is that of what was before."""
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([WHOLE]))
 
     async def work() -> None:
         async with MachineWatch(None, every_s=60.0) as watch:
             while not watch.samples:
                 await asyncio.sleep(0.01)
+            first = watch.samples[0]
             watch.begin()
             assert watch.samples == ()
+            while not watch.samples:
+                await asyncio.sleep(0.01)
+            (found,) = watch.samples
+            assert found.at_s > first.at_s
+            assert (found.cpu_ratio, found.gpus[0].power_w) == (None, 412.5)
 
     asyncio.run(asyncio.wait_for(work(), 20))
 
