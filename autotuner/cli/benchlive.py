@@ -49,7 +49,7 @@ class LiveLevels:
     def show(self, level: Level, progress: Progress) -> None:
         """Take in one line of a level's progress, and show it where it is time."""
         if level != self._level:
-            self._level, self._said_s, self._warm = level, 0.0, (progress.at_s, progress.done)
+            self._level, self._said_s, self._warm = level, -PLAIN_EVERY_S, (progress.at_s, progress.done)
             self._recent.clear()
             if self._bar is not None:
                 if self._task is not None:
