@@ -111,6 +111,7 @@ def main(ctx: click.Context, settings: str | None) -> None:
       autotuner validate examples/*.toml  check files without touching anything
       autotuner rehearse examples/*.toml  run them against a server that only pretends, no GPU needed
       autotuner enqueue config.toml       queue a candidate; the daemon works it
+      autotuner bench http://host:8000    measure any server, alone
       autotuner status                    what serves, what is tried, what waits
       autotuner journal tail              the last decisions, explained
 
