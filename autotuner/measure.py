@@ -9,6 +9,7 @@ from typing import Any
 
 from autotuner import log, outcome
 from autotuner.bench.goodput import figures_under
+from autotuner.bench.machine import MachineSample, machine_figures
 from autotuner.bench.measurement import Figures, LevelSamples, Progress
 from autotuner.context import Live, SlotContext
 from autotuner.core import decide
@@ -24,6 +25,7 @@ from autotuner.core.watching import LevelRules, server_ended
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.load import Load
+from autotuner.edge.machine import MachineWatch
 from autotuner.edge.probes import GENERATE_TIMEOUT_S, Probe
 from autotuner.edge.rows import Trial
 from autotuner.engines import situation
@@ -115,6 +117,7 @@ class _Level:
         self._began_s = clock.monotonic_s()
         self._looked_s = 0.0
         self._steady_from: int | None = None
+        self._machine: tuple[MachineSample, ...] = ()
 
     def _plan(self) -> LevelPlan:
         objective = self.objective
@@ -170,10 +173,16 @@ class _Level:
         await self.log.facts()
         model = await probe.model()
         longest = self.benchmark.model_copy(update={"seconds": EXTEND_MAX * self.benchmark.seconds})
-        async with Load(self.ctx.slot.place.url, longest, self.action.level, model) as load:
+        async with (
+            MachineWatch(self.ctx.slot.gpus) as machine,
+            Load(self.ctx.slot.place.url, longest, self.action.level, model) as load,
+        ):
             async for message in load.messages():
                 if isinstance(message, LevelSamples):
+                    self._machine = machine.samples
                     return message
+                if message.phase == "steady" and not self.gather.steady:
+                    machine.begin()
                 self.gather.add_progress(message)
                 if not await self._alive():
                     return None
@@ -195,7 +204,7 @@ class _Level:
         """Given the level's samples, return its result with the rule that ended it, if any."""
         if samples is None:
             raise HostError("the load ended without samples")
-        measured = figures_under(samples, self.objective.limits).model_copy(
+        measured = figures_under(samples, self.objective.limits, ignore_eos=self.benchmark.ignore_eos).model_copy(
             update={"stopped_early": self.rules.ended is not None}
         )
         if self.rules.ended is None:
@@ -205,7 +214,8 @@ class _Level:
             measured = measured.model_copy(update={"void": ended.sentence})
         result = self.gather.result(measured)
         ended_by = ended if ended is None or ended.action != "void" else None
-        found = {"fired": ended_by, "settled": self.rules.settled, "reading": self._reading()}
+        machine = machine_figures(self._machine, measured.output_tok_s)
+        found = {"fired": ended_by, "settled": self.rules.settled, "reading": self._reading(), "machine": machine}
         return result.model_copy(update=found)
 
     def _reading(self) -> LevelReading | None:
@@ -232,6 +242,7 @@ class _Level:
         """What the result rests on: enough to recompute every figure and every look of the rules."""
         return {
             "samples": samples.model_dump(mode="json") if samples else None,
+            "machine": [sample.model_dump(mode="json") for sample in self._machine],
             "windows": [w._asdict() for w in self.gather.windows],
             "looks": [dataclasses.asdict(look) for look in self.rules.looks],
             "policies": {policy.file: policy.sha256 for policy in self.ctx.policies},

@@ -6,9 +6,8 @@ server sends it; an SSE event may carry several tokens, so events alone are neve
 
 import base64
 import binascii
-import sys
+import struct
 import zlib
-from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -134,10 +133,8 @@ class LevelSamples(Values):
 
 def pack_gaps(gaps_us: Iterable[Iterable[int]]) -> str:
     """Given each request's gaps in microseconds, return them as `LevelSamples.gaps` has them."""
-    packed = array("I", (gap for gaps in gaps_us for gap in gaps))
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return base64.b64encode(zlib.compress(packed.tobytes(), 6)).decode("ascii")
+    every = [gap for gaps in gaps_us for gap in gaps]
+    return base64.b64encode(zlib.compress(struct.pack(f"<{len(every)}I", *every), 6)).decode("ascii")
 
 
 def steady_gaps_us(samples: LevelSamples) -> tuple[Sequence[int], ...]:
@@ -165,12 +162,9 @@ def _gap_counts(requests: tuple[RequestSample, ...]) -> list[int]:
     return [max(0, r.events - 1) for r in requests]
 
 
-def _microseconds(gaps: str) -> "array[int]":
-    found = array("I")
+def _microseconds(gaps: str) -> tuple[int, ...]:
     try:
-        found.frombytes(zlib.decompress(base64.b64decode(gaps, validate=True)))
-    except (binascii.Error, zlib.error, ValueError) as error:
+        raw = zlib.decompress(base64.b64decode(gaps, validate=True))
+        return struct.unpack(f"<{len(raw) // 4}I", raw)
+    except (binascii.Error, zlib.error, struct.error) as error:
         raise ValueError(f"gaps cannot be read: {error}") from None
-    if sys.byteorder == "big":
-        found.byteswap()
-    return found

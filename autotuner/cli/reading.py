@@ -5,10 +5,13 @@ from typing import Any
 
 import click
 
+from autotuner.cli.benchtable import levels_table
 from autotuner.cli.common import State, json_option, open_state, print_json, slot_option, table
 from autotuner.core.candidate import to_toml
 from autotuner.core.effective import Configuration
+from autotuner.core.remarks import requests_remarks
 from autotuner.core.report import duration, plus_minus, rate
+from autotuner.core.verdict import LevelResult
 from autotuner.edge.rows import LaunchRow, Trial
 from autotuner.errors import NotFound
 
@@ -73,7 +76,12 @@ def compare(ctx: click.Context, trials: tuple[str, ...], slot: str | None, as_js
                     "high": r.figures.output_tok_s_high,
                     "ttft_ms": r.figures.ttft_ms,
                     "tpot_ms": r.figures.tpot_ms,
+                    "itl_ms": r.figures.itl_ms,
+                    "e2e_ms": r.figures.e2e_ms,
+                    "total_tok_s": r.figures.total_tok_s,
+                    "answered_req_s": r.figures.answered_req_s,
                     "goodput_req_s": r.figures.goodput_req_s,
+                    "joules_per_output_token": r.machine.joules_per_output_token if r.machine else None,
                     "void": r.figures.void,
                 }
                 for r in state.store.results(t.id)
@@ -179,41 +187,33 @@ def _print_trial(state: State, trial: Trial, launches: list[LaunchRow]) -> None:
         click.echo(f"  launch:     {row.id} at {row.intended_at}, {ready}{why}")
     if launches and (resolved := launches[-1].configuration) is not None:
         _print_configuration(resolved)
-    rows = []
-    for r in state.store.results(trial.id):
-        f, spec = r.figures, r.speculation
-        rows.append(
-            (
-                str(r.concurrency),
-                f"{r.running:.0f}" if r.running else "-",
-                plus_minus(spec.accept_len) if spec else "-",
-                f"{spec.needed:.2f}" if spec and spec.needed else "-",
-                f"{rate(f.output_tok_s)} ± {rate((f.output_tok_s_high - f.output_tok_s_low) / 2)}",
-                f"{f.ttft_ms.get('p50', 0):.0f}/{f.ttft_ms.get('p99', 0):.0f}",
-                f"{f.tpot_ms.get('p50', 0):.1f}",
-                f"{f.requests_ok}/{f.requests_failed}",
-                r.fired.rule if r.fired else (f.void and "void") or "",
-            )
-        )
-    contradicted = [f"C={r.concurrency}: {said}" for r in state.store.results(trial.id) for said in r.contradictions]
-    if rows:
-        header = (
-            "level",
-            "running",
-            "accept len",
-            "needed",
-            "output tok/s",
-            "TTFT p50/p99 ms",
-            "TPOT ms",
-            "ok/failed",
-            "ended by",
-        )
+    results = state.store.results(trial.id)
+    if results:
         click.echo("")
-        click.echo(table(rows, header))
-    for said in contradicted:
-        click.echo(f"contradiction at {said}")
+        click.echo(levels_table([(r.figures, r.machine) for r in results]))
+        click.echo("")
+        click.echo(table([_ran(r) for r in results], ("level", "running", "accept len", "needed", "ended by")))
+    for r in results:
+        said = [f"contradiction: {sentence}" for sentence in r.contradictions]
+        said += [f"void: {r.figures.void}"] * bool(r.figures.void)
+        said += requests_remarks(r.figures)
+        said += [str(r.machine)] if r.machine is not None else []
+        for sentence in said:
+            click.echo(f"C={r.concurrency:g}: {sentence}")
     if trial.entry:
         click.echo(f"\njournal entry {trial.entry}: autotuner why {trial.id}")
+
+
+def _ran(r: LevelResult) -> tuple[str, ...]:
+    """What ran at a level, what speculation did there, and what ended it."""
+    spec = r.speculation
+    return (
+        f"{r.concurrency:g}",
+        f"{r.running:.0f}" if r.running else "-",
+        plus_minus(spec.accept_len) if spec else "-",
+        f"{spec.needed:.2f}" if spec and spec.needed else "-",
+        r.fired.rule if r.fired else "void" if r.figures.void else "",
+    )
 
 
 def _print_configuration(resolved: Configuration) -> None:

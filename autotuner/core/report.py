@@ -13,6 +13,7 @@ from autotuner.core.causes import Share, level_of, split_loss
 from autotuner.core.effective import Difference
 from autotuner.core.entry import Draft
 from autotuner.core.policy import Fired
+from autotuner.core.remarks import requests_remarks
 from autotuner.core.speculation import SpeculationAtLevel
 from autotuner.core.state import Verdict
 from autotuner.core.statistics import Interval
@@ -213,26 +214,7 @@ def _bullets(report: TrialReport) -> list[tuple[str, str]]:
         if levels:
             at = " and ".join(levels)
             bullets.append(("Speculation", f"{why} at concurrency {at}, so there is nothing to judge"))
-    bullets += [("Drift", remark) for remark in report.remarks]
-    bullets += [
-        (
-            "Drift",
-            f"{100 * r.figures.drift_ratio:+.0f} % from the first third of concurrency {r.concurrency} to its last",
-        )
-        for r in report.results
-        if r.figures.drift_ratio is not None
-    ]
-    bullets += [("Requested against effective", str(difference)) for difference in report.differences]
-    bullets += [
-        ("Reading", f"concurrency {result.concurrency}: {result.reading}")
-        for result in report.results
-        if result.reading is not None
-    ]
-    bullets += [
-        ("Log against metrics", f"concurrency {result.concurrency}: {sentence}")
-        for result in report.results
-        for sentence in result.contradictions
-    ]
+    bullets += _of_levels(report)
     if report.answers is not None:
         over = f"{report.answers.mean:.2f} over {report.answers.prompts} prompts"
         bullets.append(("Answers", f"agree with the best-known's to {over}"))
@@ -252,6 +234,41 @@ def _bullets(report: TrialReport) -> list[tuple[str, str]]:
         ("Ran", f"{ready}benchmark {report.benchmark}, {duration(report.took_s)} in all: {report.command}"),
         ("Next", report.next_step),
         ("Evidence", f"`autotuner show {report.trial_id}`"),
+    ]
+    return bullets
+
+
+def _of_levels(report: TrialReport) -> list[tuple[str, str]]:
+    """What is to be said of single levels beside the table."""
+    bullets = [("Drift", remark) for remark in report.remarks]
+    bullets += [
+        (
+            "Drift",
+            f"{100 * r.figures.drift_ratio:+.0f} % from the first third of concurrency {r.concurrency} to its last",
+        )
+        for r in report.results
+        if r.figures.drift_ratio is not None
+    ]
+    bullets += [("Requested against effective", str(difference)) for difference in report.differences]
+    bullets += [
+        ("Reading", f"concurrency {result.concurrency}: {result.reading}")
+        for result in report.results
+        if result.reading is not None
+    ]
+    bullets += [
+        ("Log against metrics", f"concurrency {result.concurrency}: {sentence}")
+        for result in report.results
+        for sentence in result.contradictions
+    ]
+    bullets += [
+        ("Requests", f"concurrency {result.concurrency}: {sentence}")
+        for result in report.results
+        for sentence in requests_remarks(result.figures)
+    ]
+    bullets += [
+        ("Machine", f"concurrency {result.concurrency}: {result.machine}")
+        for result in report.results
+        if result.machine is not None and result.machine.gpus
     ]
     return bullets
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict
 
+from autotuner.bench.machine import MachineFigures
 from autotuner.bench.measurement import Figures
 from autotuner.core.answers import Agreement, agreement
 from autotuner.core.confirm import PROMISING, Owed, complete, pool
@@ -47,7 +48,8 @@ class LevelResult(BaseModel):
     """One measured level as the store keeps it: figures, what ran, what speculation did, the rule that ended it.
 
     `graph_ratio` is the share of the steady windows that decoded with a CUDA graph, `graph_max_batch` the largest batch
-    that has one, `preemptions` how often a request was put back for want of KV memory.
+    that has one, `preemptions` how often a request was put back for want of KV memory. `machine` is what GPUs and host did
+    meanwhile, where that could be read.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -65,6 +67,7 @@ class LevelResult(BaseModel):
     graph_ratio: float | None = None
     graph_max_batch: int | None = None
     preemptions: int = 0
+    machine: MachineFigures | None = None
 
     @property
     def step_s(self) -> float | None:

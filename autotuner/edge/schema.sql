@@ -50,6 +50,8 @@ CREATE TABLE IF NOT EXISTS results (
   level INTEGER NOT NULL,
   body TEXT NOT NULL,          -- core.verdict.LevelResult
   evidence BLOB,               -- zlib-compressed JSON: windows, samples, the facts of each look
+  gaps BLOB,                   -- the samples' gaps between events, as bench.samples.LevelSamples has them but without
+                               -- base64: zlib over unsigned 32 bit little endian microseconds; since schema 6
   PRIMARY KEY (trial_id, level)
 );
 
