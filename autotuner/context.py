@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from autotuner.bench.benchmark import Benchmark
+from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.core.candidate import Candidate
 from autotuner.core.effective import merge, overlay
 from autotuner.core.objective import Objective
@@ -27,7 +27,7 @@ class Live:
 
     stage: str = ""
     progress: str = ""
-    level: int | None = None
+    level: Level | None = None
     running: float | None = None
     output_tok_s: float | None = None
     accept_len: float | None = None

@@ -132,7 +132,8 @@ class _Level:
             objective, self.benchmark.levels, done, best_figures, doubt.launch_noise, doubt.launches, doubt.alpha
         )
         return LevelPlan(
-            concurrency=self.action.level,
+            level=self.action.level,
+            load=self.benchmark.load,
             decides=bar
             and objective.limits is None
             and weights_of(objective, self.benchmark.levels).get(self.action.level, 0.0) > 0,
@@ -170,10 +171,11 @@ class _Level:
         await self.log.facts()
         model = await probe.model()
         longest = self.benchmark.model_copy(update={"seconds": EXTEND_MAX * self.benchmark.seconds})
-        async with Load(self.ctx.slot.place.url, longest, self.action.level, model) as load:
+        # The client takes concurrencies alone as yet.
+        async with Load(self.ctx.slot.place.url, longest, self.action.level, model) as load:  # type: ignore[arg-type]
             async for message in load.messages():
                 if isinstance(message, LevelSamples):
-                    return message
+                    return message.model_copy(update={"load": self.benchmark.load})
                 self.gather.add_progress(message)
                 if not await self._alive():
                     return None

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from autotuner.bench.benchmark import Level
+from autotuner.bench.benchmark import Level, LoadKind, level_name
 from autotuner.core.statistics import Interval, confidence_sequence, mean_interval, quantile, t95
 
 BIN_S = 0.1  # width of the bins in which the worker counts token events
@@ -78,6 +78,7 @@ class LevelSamples(_Record):
 
     kind: Literal["samples"] = "samples"
     concurrency: Level
+    load: LoadKind = "concurrency"
     steady_from_s: float | None = None
     steady_to_s: float | None = None
     stopped_early: bool = False
@@ -111,13 +112,15 @@ class GoodputLimits(_Record):
 class Figures(_Record):
     """The figures of one level. Rates in tokens per second, latencies in milliseconds, ratios 0..1.
 
-    Latency tables hold mean, p50, p90 and p99 of the requests sent in the steady part. `void` says why a level must not
+    `concurrency` is the level, which is a number of requests in flight or, by its `load`, a rate. Latency tables hold mean,
+    p50, p90 and p99 of the requests sent in the steady part. `void` says why a level must not
     be used, and is empty when it may. `drift_ratio` is by how much the rate changed from the first third of the steady part
     to its last (-0.1 is 10 % slower), None where it kept its rate as far as can be told. Goodput is in requests per second,
     under the limits that stand beside it; it is None where there were no limits, or no request ended in the steady part.
     """
 
     concurrency: Level
+    load: LoadKind = "concurrency"
     seconds: float
     requests_ok: int
     requests_failed: int
@@ -143,6 +146,11 @@ class Figures(_Record):
     goodput_req_s: float | None = None
     goodput_req_s_low: float | None = None
     goodput_req_s_high: float | None = None
+
+    @property
+    def level_name(self) -> str:
+        """How a sentence names the level."""
+        return level_name(self.load, self.concurrency)
 
 
 # A level is void where the client was the limit. Fitted on runs against a null server: a saturated client's loop lag
@@ -174,6 +182,7 @@ def figures(samples: LevelSamples) -> Figures:
     cached = [r.cached_tokens for r in good if r.cached_tokens is not None]
     return Figures(
         concurrency=samples.concurrency,
+        load=samples.load,
         seconds=round(seconds, 3),
         requests_ok=len(good),
         requests_failed=len(failed),
@@ -194,7 +203,7 @@ def figures(samples: LevelSamples) -> Figures:
         client_cpu_ratio=samples.cpu_ratio,
         client_limited=_client_limited(samples),
         void=_void(samples, seconds),
-        drift_ratio=drift(_stretch_rates(samples.bins, seconds, per_event, latencies.get("p50", 0.0) / 1000)),
+        drift_ratio=_drift(samples, seconds, per_event, latencies.get("p50", 0.0) / 1000),
     )
 
 
@@ -248,6 +257,13 @@ def drift(rates: list[float]) -> float | None:
     return change if abs(change) >= DRIFT_MIN and abs(after - before) > band else None
 
 
+def _drift(samples: LevelSamples, seconds: float, per_event: float, request_s: float) -> float | None:
+    """Where the load is not kept in flight, its arrivals come and go, and the output with them: that is no drift."""
+    if samples.load != "concurrency":
+        return None
+    return drift(_stretch_rates(samples.bins, seconds, per_event, request_s))
+
+
 def stretches(seconds: float, request_s: float) -> int:
     """Given a level's steady time and a request's median duration, return into how many stretches to cut it for a spread.
 
@@ -292,7 +308,9 @@ def _void(samples: LevelSamples, seconds: float) -> str:
     return ""
 
 
-def interim_figures(concurrency: Level, progress: list[Progress], alpha: float = 0.05) -> Figures:
+def interim_figures(
+    concurrency: Level, progress: list[Progress], alpha: float = 0.05, load: LoadKind = "concurrency"
+) -> Figures:
     """Given what the worker has said so far, return figures good enough to decide on while the load runs.
 
     Rates are over the steady part; their bounds come from stretches of at least a second, hold at every look with
@@ -307,6 +325,7 @@ def interim_figures(concurrency: Level, progress: list[Progress], alpha: float =
     half = (interval.high - interval.low) / 2
     return Figures(
         concurrency=concurrency,
+        load=load,
         seconds=seconds,
         requests_ok=last.done if last else 0,
         requests_failed=last.failed if last else 0,

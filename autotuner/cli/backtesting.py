@@ -160,7 +160,7 @@ def _show_told(told: Told) -> None:
     losses = [t for t in told.levels if sum(share.tok_s for share in t.causes) > 0]
     if losses:
         busiest = max(losses, key=lambda t: t.result.concurrency)
-        click.echo(f"  Causes: {loss_in_words(busiest.result.concurrency, busiest.causes)}")
+        click.echo(f"  Causes: {loss_in_words(busiest.result.figures.level_name, busiest.causes)}")
     for proposal in told.proposals:
         known = f", which is on record as {proposal.recorded_as}" if proposal.recorded_as else ""
         click.echo(f"  Proposes {proposal.name}{known}: {proposal.why}")

@@ -6,6 +6,7 @@ A fact that is not known is left out, never filled with a zero: a rule on it the
 import math
 from dataclasses import dataclass
 
+from autotuner.bench.benchmark import Level
 from autotuner.bench.measurement import Figures
 from autotuner.core.depth import best_depth
 from autotuner.core.objective import Constraints
@@ -54,8 +55,8 @@ class LevelSoFar:
     preempted: int | None = None
     tree: bool = False
     depth: int | None = None
-    pays_up_to: int | None = None
-    loses_from: int | None = None
+    pays_up_to: Level | None = None
+    loses_from: Level | None = None
     score_high: float | None = None
     constraints: Constraints | None = None
     latency_counts: bool = False

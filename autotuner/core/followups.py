@@ -7,6 +7,7 @@ its reason with numbers. Names of flags are the engines'; here are wishes. Pure.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from autotuner.bench.benchmark import Level
 from autotuner.core.candidate import Candidate, Scalar, derive, flag_name, merged_json
 from autotuner.core.causes import level_of, split_loss
 from autotuner.core.depth import best_depth
@@ -56,7 +57,10 @@ PURPOSE: dict[Move | None, str] = {
 
 @dataclass(frozen=True)
 class Situation:
-    """What is known where a rule proposed. `level` is the concurrency at which it fired, None at a start.
+    """What is known where a rule proposed. `level` is the one at which it fired, None at a start.
+
+    `levels` are the benchmark's concurrencies; there are none where its levels are rates, and what is proposed for so many
+    requests in flight is not proposed then.
 
     `depths` maps draft steps to R (step time over the plain one's) measured there in this family. `refused` are the
     lines with which a start ended.
@@ -66,11 +70,11 @@ class Situation:
     engine: Engine
     levels: tuple[int, ...]
     request_tokens: int = 0
-    level: int | None = None
+    level: Level | None = None
     effective: Effective | None = None
     version: str | None = None
     results: tuple[LevelResult, ...] = ()
-    baseline: Mapping[int, LevelResult] = field(default_factory=dict)
+    baseline: Mapping[Level, LevelResult] = field(default_factory=dict)
     depths: Mapping[int, float] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
 
@@ -194,7 +198,7 @@ def ordered(proposals: Sequence[Proposal]) -> list[Proposal]:
     return sorted(proposals, key=lambda p: (-p.gain / max(p.gpu_s, 1.0), p.candidate.name))
 
 
-def speculation_by_level(results: Sequence[LevelResult]) -> tuple[list[int], list[int]]:
+def speculation_by_level(results: Sequence[LevelResult]) -> tuple[list[Level], list[Level]]:
     """Given a trial's levels, return those at which speculation pays, and those that it lost, by figures or by a rule."""
     paid, lost = [], []
     for result in results:
@@ -281,7 +285,7 @@ def _no_speculation_above(s: Situation) -> _Answered | None:
         if r.concurrency in below and (base := s.baseline.get(r.concurrency)) and base.figures.output_tok_s > 0
     ]
     said = f"it pays up to concurrency {below[-1]} and loses from {min(lost)}"
-    wish = SpeculateUpTo(below[-1], max(s.levels))
+    wish = SpeculateUpTo(int(below[-1]), max(s.levels))
     return s.engine.change(s.candidate, wish, s.version), said, max(gains, default=USUAL_GAIN)
 
 

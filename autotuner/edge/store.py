@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from autotuner.bench.benchmark import Benchmark
+from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.core.candidate import Candidate
 from autotuner.core.effective import Configuration
 from autotuner.core.entry import GENESIS, Draft, Entry, render
@@ -161,7 +161,7 @@ class Store:
         rows = self.db.all("SELECT body FROM results WHERE trial_id = ? ORDER BY level", trial_id)
         return tuple(LevelResult.model_validate_json(row["body"]) for row in rows)
 
-    def evidence(self, trial_id: int, level: int) -> dict[str, Any]:
+    def evidence(self, trial_id: int, level: Level) -> dict[str, Any]:
         """Return what one level's result rests on. Raise NotFound."""
         row = self.db.one("SELECT evidence FROM results WHERE trial_id = ? AND level = ?", trial_id, level)
         if row is None or row["evidence"] is None:

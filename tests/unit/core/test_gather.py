@@ -13,7 +13,7 @@ from autotuner.engines.base import Counters, Note, Prefill, Speculation, Window
 
 def plan(**more: Any) -> LevelPlan:
     table: dict[str, Any] = {
-        "concurrency": 8,
+        "level": 8,
         "decides": True,
         "cap": None,
         "speculation": Speculation("EAGLE3", 3),
