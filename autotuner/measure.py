@@ -150,6 +150,7 @@ class _Level:
             standing=standing if bar and baseline and not self.trial.is_baseline else None,
             constraints=binding if self.trial.is_baseline else objective.constraints,
             latency_counts=objective.counts_latency,
+            best_answered_ratio=best.answered_ratio if best else None,
         )
 
     async def wait_until_idle(self, probe: Probe, wait_s: float) -> None:
@@ -245,10 +246,12 @@ class _Level:
 
     def _over(self) -> bool:
         """The level's time is over, unless too few requests were answered or a rule wants more evidence."""
-        steady_s, answered = self.gather.steady_s, self.gather.answered
+        steady_s, answered, concurrency = self.gather.steady_s, self.gather.answered, self.gather.plan.concurrency
         if steady_s < self.benchmark.seconds:
             return False
-        if answered < self.action.level and steady_s < FEW_ANSWERS_MAX * self.benchmark.seconds:
+        if concurrency is None:  # the same requests are sent to every server, for the same time
+            return True
+        if answered < concurrency and steady_s < FEW_ANSWERS_MAX * self.benchmark.seconds:
             return False
         wanted = holding(self.ctx.policies, "window", self.rules.looks[-1].facts) if self.rules.looks else ()
         extends = any(fired.action == "extend" and not fired.dry_run for fired in wanted)

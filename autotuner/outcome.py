@@ -246,6 +246,7 @@ def trial_so_far(ctx: SlotContext, trial: Trial) -> TrialSoFar:
         remarks=told.said,
         answers=trial.answers,
         best_answers=best_answers_of(ctx, trial),
+        load=benchmark.load,
     )
 
 
@@ -346,7 +347,7 @@ def _trial_draft(
             slot=ctx.name,
             name=trial.name,
             hypothesis=trial.hypothesis,
-            objective=str(so_far.objective),
+            objective=so_far.objective.described(so_far.load),
             judgement=judgement,
             results=so_far.results,
             levels=so_far.levels,

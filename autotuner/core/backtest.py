@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotuner.bench.benchmark import Level
+from autotuner.bench.benchmark import Level, LoadKind
 from autotuner.core.policy import ENDS_LEVEL, Policy, Watch
 
 
@@ -39,6 +39,7 @@ class Outcome:
     won: bool
     then: End
     now: End
+    load: LoadKind = "concurrency"
 
     @property
     def changed(self) -> bool:

@@ -4,6 +4,7 @@ Owns two promises: nothing is proposed that was tried or that failed before in t
 its reason with numbers. Names of flags are the engines'; here are wishes. Pure.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -39,6 +40,7 @@ _DEPTH_FLAGS = {
     *("args.speculative-num-steps", "args.speculative-num-draft-tokens", "args.speculative-eagle-topk"),
     *("args.spec-tokens", "args.speculative-config.num-speculative-tokens", "args.spec-draft-n-max", "args.draft-max"),
 }
+_AT_A_RATE = "the benchmark's levels are rates, so it is not known how many requests are to run at once"
 _Answered = tuple[Changed | CannotChange, str, float]  # the change, its reason with numbers, the expected gain
 
 # What each move is for, as entries say it.
@@ -214,7 +216,9 @@ def speculation_by_level(results: Sequence[LevelResult]) -> tuple[list[Level], l
 
 
 def _lift_running_cap(s: Situation) -> _Answered:
-    busiest = max(s.levels, default=0)
+    if not s.levels:
+        return CannotChange(_AT_A_RATE), "", 0.0
+    busiest = max(s.levels)
     slot = s.effective.context_len if s.effective else None
     answer = s.engine.change(s.candidate, RunAtOnce(busiest, s.request_tokens, slot), s.version)
     result = s.result
@@ -240,12 +244,23 @@ def _lift_running_cap(s: Situation) -> _Answered:
 
 def _raise_graph_batch(s: Situation) -> _Answered:
     ranks = (s.effective.dp if s.effective else None) or 1
-    busiest = max(s.levels, default=0)
+    busiest = max(s.levels) if s.levels else _most_running(s.results)
+    if busiest is None:
+        return CannotChange(_AT_A_RATE), "", 0.0
     cap = (s.effective.running_cap if s.effective else None) or busiest  # no batch is larger than what may run
     batch = -(-min(busiest, cap) // ranks)
     largest = s.effective.graph_max_batch if s.effective else None
     said = f"the largest CUDA graph holds {largest} requests" if largest is not None else ""
     return s.engine.change(s.candidate, GraphBatch(batch), s.version), said, USUAL_GAIN
+
+
+def _most_running(results: Sequence[LevelResult]) -> int | None:
+    """The requests that run at once at most where they are sent at a rate; None where no server told of any.
+
+    How many do is about Poisson distributed (exactly so of M/G/inf): three standard deviations above the mean.
+    """
+    running = max((r.running for r in results if r.running), default=None)
+    return None if running is None else math.ceil(running + 3 * math.sqrt(running))
 
 
 def _graphs_on(s: Situation) -> _Answered:
@@ -275,6 +290,8 @@ def _tune_draft_tokens(s: Situation) -> _Answered:
 
 
 def _no_speculation_above(s: Situation) -> _Answered | None:
+    if not s.levels:
+        return CannotChange(_AT_A_RATE), "", 0.0
     paid, lost = speculation_by_level(s.results)
     below = [level for level in paid if level < min(lost, default=0)]
     if not below:

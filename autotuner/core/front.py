@@ -58,8 +58,11 @@ def valid_rates(trial: TrialSoFar) -> dict[Level, float]:
     """Given a concluded trial, return output tok/s of the levels that may stand on a front; empty if none may.
 
     None of a trial that was abandoned or whose server violates a constraint: it is no choice, however fast. Of any other
-    the levels that ran to their end and are not void.
+    the levels that ran to their end and are not void. Where requests are sent at a rate the output is what was asked for, and
+    the fastest is nobody's merit: then there is no front.
     """
+    if trial.load != "concurrency":
+        return {}
     figures = {result.concurrency: result.figures for result in trial.results}
     baseline = {level: result.figures for level, result in trial.baseline.items()}
     given_up = any(r.fired is not None and r.fired.action in {"abandon", "quarantine"} for r in trial.results)

@@ -5,15 +5,17 @@ verify steps they are exact and win; otherwise the log's own decode lines do.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autotuner.bench.benchmark import Level, LoadKind
 from autotuner.bench.measurement import Figures, Progress, interim_figures, steady_rates
 from autotuner.core.contradiction import contradictions
 from autotuner.core.facts import LevelSoFar
+from autotuner.core.keeping_up import answered_ratio
 from autotuner.core.objective import Constraints, Standing, score_bound
 from autotuner.core.ranks import RankJoiner
 from autotuner.core.speculation import USUAL_DOUBT, Doubt, assess, decode_rate, steady_windows
+from autotuner.core.statistics import Interval
 from autotuner.core.verdict import LevelResult
 from autotuner.engines.accept_rate import accepted_share, definition_by_fit, definition_of
 from autotuner.engines.base import Counters, LogFact, Prefill, Speculation, Window, window_between
@@ -44,6 +46,7 @@ class LevelPlan:
     constraints: Constraints | None = None
     latency_counts: bool = False
     load: LoadKind = "concurrency"
+    best_answered_ratio: float | None = None
 
     @property
     def concurrency(self) -> int | None:
@@ -159,7 +162,7 @@ class Gather:
     def so_far(self, figures: Figures | None = None) -> LevelSoFar:
         """Return what policies look at; with the level's own figures once it is over, else with interim ones."""
         plan, progress = self.plan, self.progress
-        return so_far(
+        found = so_far(
             plan,
             self.windows,
             figures or interim_figures(plan.level, progress, plan.doubt.alpha, plan.load),
@@ -169,6 +172,14 @@ class Gather:
             over=figures is not None,
             preempted=self._preempted,
         )
+        return replace(
+            found, in_flight=progress[-1].in_flight if progress else None, answered_ratio=self.answered_ratio
+        )
+
+    @property
+    def answered_ratio(self) -> Interval | None:
+        """Answered / sent requests of late, at a request rate; None where that cannot be told."""
+        return answered_ratio(self.progress, self.plan.level) if self.plan.load == "request-rate" else None
 
     @property
     def _preempted(self) -> int | None:
@@ -179,7 +190,9 @@ class Gather:
     def result(self, figures: Figures) -> LevelResult:
         """Given the level's final figures, return its result, not yet judged."""
         found = contradictions(self.log_windows, self.metric_windows, figures, self.plan.graph_max_batch)
-        return level_result(self.plan, self.windows, figures).model_copy(update={"contradictions": found})
+        ratio = self.answered_ratio
+        more = {"contradictions": found, "answered_ratio": ratio.mean if ratio is not None else None}
+        return level_result(self.plan, self.windows, figures).model_copy(update=more)
 
 
 def so_far(
@@ -203,6 +216,7 @@ def so_far(
         if plan.speculation
         else None
     )
+    bounded = over or plan.concurrency is not None  # part of what is sent at a rate compares with nothing
     return LevelSoFar(
         figures=figures,
         load_s=load_s,
@@ -223,9 +237,11 @@ def so_far(
         loses_from=None if plan.concurrency is None else plan.loses_from,
         tree=plan.speculation is not None and plan.speculation.is_tree,
         depth=plan.speculation.num_steps if plan.speculation else None,
-        score_high=score_bound(plan.standing, figures, over=over) if plan.standing else None,
+        score_high=score_bound(plan.standing, figures, over=over) if plan.standing and bounded else None,
         constraints=plan.constraints,
         latency_counts=plan.latency_counts,
+        queued=next((w.queued for w in reversed(windows) if w.queued is not None), None),
+        best_answered_ratio=plan.best_answered_ratio,
     )
 
 

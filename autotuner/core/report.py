@@ -13,6 +13,7 @@ from autotuner.core.answers import Agreement
 from autotuner.core.causes import Share, level_of, split_loss
 from autotuner.core.effective import Difference
 from autotuner.core.entry import Draft
+from autotuner.core.keeping_up import KEEPS_UP_MIN
 from autotuner.core.policy import Fired
 from autotuner.core.speculation import SpeculationAtLevel
 from autotuner.core.state import Verdict
@@ -213,6 +214,8 @@ def _bullets(report: TrialReport) -> list[tuple[str, str]]:
         such = [r for r in silent if bool(r.speculation and r.speculation.windows) is seen]
         if such:
             bullets.append(("Speculation", f"{why} at {_levels(such)}, so there is nothing to judge"))
+    behind = [r for r in report.results if r.answered_ratio is not None and r.answered_ratio < KEEPS_UP_MIN]
+    bullets += [("Overload", f"{r.figures.level_name}: {_behind(r.answered_ratio or 0.0)}") for r in behind]
     bullets += [("Drift", remark) for remark in report.remarks]
     bullets += [
         (
@@ -254,6 +257,11 @@ def _bullets(report: TrialReport) -> list[tuple[str, str]]:
         ("Evidence", f"`autotuner show {report.trial_id}`"),
     ]
     return bullets
+
+
+def _behind(answered_ratio: float) -> str:
+    share = f"{100 * answered_ratio:.0f} % of the requests sent in the level's later half were answered"
+    return f"{share}, so the server does not keep up, and latencies grow for as long as the level lasts"
 
 
 def _levels(results: list[LevelResult]) -> str:

@@ -48,7 +48,8 @@ class LevelResult(BaseModel):
     """One measured level as the store keeps it: figures, what ran, what speculation did, the rule that ended it.
 
     `graph_ratio` is the share of the steady windows that decoded with a CUDA graph, `graph_max_batch` the largest batch
-    that has one, `preemptions` how often a request was put back for want of KV memory.
+    that has one, `preemptions` how often a request was put back for want of KV memory, `answered_ratio` the answered / sent
+    requests of its later half, where they are sent at a rate.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -66,6 +67,7 @@ class LevelResult(BaseModel):
     graph_ratio: float | None = None
     graph_max_batch: int | None = None
     preemptions: int = 0
+    answered_ratio: float | None = None
 
     @property
     def step_s(self) -> float | None:

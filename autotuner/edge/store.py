@@ -157,7 +157,7 @@ class Store:
         )
 
     def results(self, trial_id: int) -> tuple[LevelResult, ...]:
-        """Return a trial's measured levels, by concurrency."""
+        """Return a trial's measured levels, in their order."""
         rows = self.db.all("SELECT body FROM results WHERE trial_id = ? ORDER BY level", trial_id)
         return tuple(LevelResult.model_validate_json(row["body"]) for row in rows)
 
@@ -165,7 +165,7 @@ class Store:
         """Return what one level's result rests on. Raise NotFound."""
         row = self.db.one("SELECT evidence FROM results WHERE trial_id = ? AND level = ?", trial_id, level)
         if row is None or row["evidence"] is None:
-            raise NotFound(f"nothing is kept of trial {trial_id} at concurrency {level}")
+            raise NotFound(f"nothing is kept of trial {trial_id} at level {level:g}")
         loaded: dict[str, Any] = json.loads(zlib.decompress(row["evidence"]))
         return loaded
 
