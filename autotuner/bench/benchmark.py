@@ -64,6 +64,8 @@ class Benchmark(BaseModel):
             raise ValueError(
                 'levels must be whole numbers, since they are concurrencies; for rates set load = "request-rate"'
             )
+        if self.load != "request-rate" and self.arrivals == "constant":
+            raise ValueError('arrivals are for load = "request-rate", which sends requests by the clock')
         if self.load == "trace" and not self.dataset:
             raise ValueError('load = "trace" needs a dataset whose requests have timestamps')
         if self.load == "concurrency" and self.max_concurrency is not None:

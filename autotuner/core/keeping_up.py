@@ -11,10 +11,10 @@ from autotuner.core.statistics import Interval
 
 KEEPS_UP_MIN = 0.9  # of the requests sent; below, what is in flight grows by a tenth of all that is sent
 SENT_MIN = 20  # as few requests as tell anything
-# How many are in flight is about Poisson distributed where a server keeps up (exactly so of M/G/inf), so that the numbers at
-# two moments differ by a standard deviation of sqrt(their sum) at most. Four of those have a chance of 3 in 100,000 at a look,
-# and so of less than 1 in 100 over the looks of any level.
-DEVIATIONS = 4.0
+# How many are in flight is Poisson distributed of M/G/inf, and about so where a server keeps up: the numbers at two moments differ
+# by a standard deviation of sqrt(2 * their mean). Three of those on top of a tenth of what was sent are 3.6 or more for any rate,
+# which has a chance of 2 in 10,000 at a look; shipped rules ask for three looks besides.
+DEVIATIONS = 3.0
 
 
 def answered_ratio(progress: Sequence[Progress], rate: float) -> Interval | None:
@@ -39,7 +39,7 @@ def answered_ratio(progress: Sequence[Progress], rate: float) -> Interval | None
     due = max(float(sent), expected - DEVIATIONS * math.sqrt(expected))
     if due < SENT_MIN:
         return None
-    half = DEVIATIONS * math.sqrt(begun.in_flight + now.in_flight) / due
+    half = DEVIATIONS * math.sqrt(2 * begun.in_flight) / due
     ratio = answered / due
     return Interval(ratio, max(0.0, ratio - half), ratio + half)
 

@@ -6,7 +6,7 @@ from typing import Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from autotuner.bench.benchmark import Level, LoadKind, level_name, whole
+from autotuner.bench.benchmark import Benchmark, Level, LoadKind, level_name, whole
 from autotuner.bench.measurement import Figures, GoodputLimits
 from autotuner.core.source import wrong_at
 from autotuner.core.statistics import Z95, Interval, between_launches, ratio_interval, z_of
@@ -79,6 +79,22 @@ class Objective(_Strict):
         if self.maximise != "goodput":
             return None
         return GoodputLimits(ttft_ms_max=self.ttft_ms_max, tpot_ms_max=self.tpot_ms_max)
+
+    def warnings(self, name: str, benchmark: Benchmark) -> tuple[str, ...]:
+        """Given a benchmark and its name, return what the objective says of it otherwise than one would think."""
+        found = []
+        if benchmark.load == "concurrency":
+            return ()
+        if self.limits is None:
+            found.append(
+                f"benchmark {name} sends requests at fixed rates, at which output tok/s says only whether the server keeps up: "
+                'maximise "goodput", or use concurrency levels'
+            )
+        if self.constraints.single_stream_ratio_min is not None:
+            found.append(
+                f"single_stream_ratio_min needs concurrency 1, which benchmark {name} does not have: it is left out"
+            )
+        return tuple(found)
 
     @property
     def named_levels(self) -> tuple[tuple[tuple[str, ...], Level], ...]:
