@@ -11,9 +11,9 @@ from autotuner.core.statistics import Interval
 
 KEEPS_UP_MIN = 0.9  # of the requests sent; below, what is in flight grows by a tenth of all that is sent
 SENT_MIN = 20  # as few requests as tell anything
-# How many are in flight is Poisson distributed of M/G/inf, and about so where a server keeps up: the numbers at two moments differ
-# by a standard deviation of sqrt(2 * their mean). Three of those on top of a tenth of what was sent are 3.6 or more for any rate,
-# which has a chance of 2 in 10,000 at a look; shipped rules ask for three looks besides.
+# How many are in flight is Poisson distributed of M/G/inf, and about so where a server keeps up: the numbers at two moments
+# differ by a standard deviation of sqrt(2 * their mean). Three of those, and the tenth of what was sent beyond which a rule
+# acts, are more than 3.4 of them for any rate: a chance of 3 in 10,000 at a look. Shipped rules ask for three looks besides.
 DEVIATIONS = 3.0
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from unit.core.building import fired, level
+from pydantic import ValidationError
+from unit.core.building import figures, fired, level
 
 from autotuner import measure, outcome
 from autotuner.bench.benchmark import Benchmark
@@ -15,11 +16,18 @@ from autotuner.cli import main
 from autotuner.context import SlotContext
 from autotuner.core.candidate import Candidate, Launch
 from autotuner.core.decide import RunLevel
+from autotuner.core.facts import level_facts, server_facts
+from autotuner.core.gather import Gather, LevelPlan
+from autotuner.core.policy import Facts
+from autotuner.core.recorded import BenchmarkUsed
 from autotuner.core.state import LaunchState, Purpose, Verdict
 from autotuner.core.verdict import Judgement, LevelResult, next_level
+from autotuner.core.watching import LevelRules
 from autotuner.edge.rows import LaunchRow, Trial
 from autotuner.edge.store import Store
-from autotuner.settings import load_settings
+from autotuner.engines.base import Window
+from autotuner.settings import load_settings, policies_in
+from autotuner.shipped import folder
 
 AT = "2026-11-29 15:02:14Z"
 SLOT = "kimi"
@@ -225,3 +233,76 @@ def test_a_single_stream_is_no_constraint_under_a_benchmark_of_rates(tmp_path: P
     assert house.ctx.objective(single).constraints.single_stream_ratio_min is None
     assert house.ctx.objective(Benchmark(levels=(1, 8))).constraints.single_stream_ratio_min == 0.9
     house.store.close()
+
+
+# --- the shipped rules over a level at a rate
+
+
+def looked_at(
+    lines: list[Progress], windows: tuple[Window, ...] = (), load: Any = "request-rate", **more: Any
+) -> LevelRules:
+    """The shipped rules over a level of a plain server at 20 req/s, two seconds between looks."""
+    known: dict[str, Any] = {"best": figures(20, 900.0, 9.0, load=load), "best_answered_ratio": 0.99, **more}
+    plan = LevelPlan(20, decides=True, cap=None, speculation=None, baseline_steps_s={}, load=load, **known)
+    gather, rules = Gather(plan), LevelRules(policies_in(folder("policies")))
+    trial: Facts = {"trial.baseline": False, "candidate.engine": "sglang"}
+    for number, line in enumerate(lines):
+        gather.add_progress(line)
+        gather.log_windows = [w for w in windows if gather.steady]
+        if number % 4 == 3 and not rules.over:
+            alive = server_facts(alive=True, exit_code=None, diagnosis=None)
+            rules.look("window", {**alive, **trial, **level_facts(gather.so_far())})
+    return rules
+
+
+def arriving(answered_per_s: float, tokens: float = 45.0) -> list[Progress]:
+    """Twenty requests a second for a minute after a warm-up of five seconds, of which so many are answered."""
+    lines = []
+    for step in range(1, 131):
+        t = step / 2
+        done = int(answered_per_s * max(0.0, t - 1.0))
+        phase: Any = "steady" if t > 5 else "warm-up"
+        sent = int(20 * t)
+        events = int(answered_per_s * tokens / 2)
+        lines.append(Progress(at_s=t, phase=phase, events=events, in_flight=sent - done, done=done, failed=0))
+    return lines
+
+
+def test_a_candidate_that_does_not_keep_up_is_ended_early_and_told_why() -> None:
+    ended = looked_at(arriving(13.0)).ended
+    assert ended is not None
+    assert (ended.rule, ended.action) == ("does-not-keep-up", "skip-level")
+    assert ended.sentence.startswith("It does not keep up with 20 req/s: it answered 0.65 of the requests sent lately")
+    assert "level.request_rate" in ended.facts
+
+
+def test_a_queue_that_grows_without_end_is_told_though_hardly_anything_is_answered() -> None:
+    waiting = (Window("log", running=40.0, queued=90.0, gen_tok_s=400.0),) * 3
+    assert looked_at(arriving(5.0)).ended is None, "by counts its requests may still be on their way"
+    ended = looked_at(arriving(5.0), waiting).ended
+    assert ended is not None
+    assert ended.rule == "queue-too-long"
+    assert "90 requests wait and 40 run" in ended.sentence
+
+
+@pytest.mark.parametrize("best", [None, 0.7])
+def test_where_the_best_known_does_not_keep_up_either_the_level_goes_on(best: float | None) -> None:
+    """Answering more of what is sent than the best-known is then a gain, and the first server has nobody to lose against."""
+    waiting = (Window("log", running=40.0, queued=90.0, gen_tok_s=400.0),) * 3
+    assert looked_at(arriving(13.0), waiting, best_answered_ratio=best).ended is None
+
+
+def test_a_server_that_keeps_up_is_neither_ended_nor_settled_for_what_it_was_sent() -> None:
+    """A third less output so far than the best-known's whole level, and known to a hair: at a concurrency that ends it."""
+    rules = looked_at(arriving(20.0, tokens=30.0))
+    assert not rules.over
+    assert rules.proposed == []
+    ended = looked_at(arriving(20.0, tokens=30.0), load="concurrency").ended
+    assert ended is not None
+    assert ended.rule == "cannot-win"
+
+
+def test_a_recorded_campaign_of_rates_is_refused() -> None:
+    assert BenchmarkUsed(levels=(8,)).load == "concurrency"
+    with pytest.raises(ValidationError, match="concurrency"):
+        BenchmarkUsed.model_validate({"levels": [8], "load": "request-rate"})
