@@ -23,6 +23,7 @@ from autotuner.core.policy import Facts, Fired, holding
 from autotuner.core.verdict import LevelReading, LevelResult, disagreement, too_late_best
 from autotuner.core.watching import LevelRules, server_ended
 from autotuner.edge import clock
+from autotuner.edge.calibration import capacity_tok_s
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.load import Load
 from autotuner.edge.machine import MachineWatch
@@ -135,7 +136,8 @@ class _Level:
             objective, self.benchmark.levels, done, best_figures, doubt.launch_noise, doubt.launches, doubt.alpha
         )
         return LevelPlan(
-            concurrency=self.action.level,
+            level=self.action.level,
+            load=self.benchmark.load,
             decides=bar
             and objective.limits is None
             and weights_of(objective, self.benchmark.levels).get(self.action.level, 0.0) > 0,
@@ -152,6 +154,7 @@ class _Level:
             standing=standing if bar and baseline and not self.trial.is_baseline else None,
             constraints=binding if self.trial.is_baseline else objective.constraints,
             latency_counts=objective.counts_latency,
+            best_answered_ratio=best.answered_ratio if best else None,
         )
 
     async def wait_until_idle(self, probe: Probe, wait_s: float) -> None:
@@ -173,9 +176,10 @@ class _Level:
         await self.log.facts()
         model = await probe.model()
         longest = self.benchmark.model_copy(update={"seconds": EXTEND_MAX * self.benchmark.seconds})
+        capacity = await capacity_tok_s(self.ctx.settings.cache)
         async with (
             MachineWatch(self.ctx.slot.gpus) as machine,
-            Load(self.ctx.slot.place.url, longest, self.action.level, model) as load,
+            Load(self.ctx.slot.place.url, longest, self.action.level, model, capacity_tok_s=capacity) as load,
         ):
             async for message in load.messages():
                 if isinstance(message, LevelSamples):
@@ -187,8 +191,10 @@ class _Level:
                 if not await self._alive():
                     return None
                 await self._window(probe, message)
-                if self.rules.over or self._over():
+                if self.rules.over:
                     load.stop()
+                elif self._over():
+                    load.finish()
         return None
 
     async def death(self) -> tuple[Diagnosis, Fired] | None:
@@ -254,10 +260,12 @@ class _Level:
 
     def _over(self) -> bool:
         """The level's time is over, unless too few requests were answered or a rule wants more evidence."""
-        steady_s, answered = self.gather.steady_s, self.gather.answered
+        steady_s, answered, concurrency = self.gather.steady_s, self.gather.answered, self.gather.plan.concurrency
         if steady_s < self.benchmark.seconds:
             return False
-        if answered < self.action.level and steady_s < FEW_ANSWERS_MAX * self.benchmark.seconds:
+        if concurrency is None:  # the same requests are sent to every server, for the same time
+            return True
+        if answered < concurrency and steady_s < FEW_ANSWERS_MAX * self.benchmark.seconds:
             return False
         wanted = holding(self.ctx.policies, "window", self.rules.looks[-1].facts) if self.rules.looks else ()
         extends = any(fired.action == "extend" and not fired.dry_run for fired in wanted)

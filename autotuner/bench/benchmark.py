@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+LoadKind = Literal["concurrency", "request-rate", "trace"]
 Level = int | float  # a concurrency, or a request rate per second, or how many times as fast a trace is played
 LEVEL_MAX = 65_536
 
@@ -27,7 +29,7 @@ class Benchmark(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     levels: tuple[Level, ...] = (1, 8, 32, 128)
-    load: Literal["concurrency", "request-rate", "trace"] = "concurrency"
+    load: LoadKind = "concurrency"
     arrivals: Literal["poisson", "constant"] = "poisson"
     max_concurrency: int | None = Field(default=None, ge=1, le=LEVEL_MAX)
     prompt_tokens: int = Field(default=256, ge=1, le=1_000_000)
@@ -54,7 +56,7 @@ class Benchmark(BaseModel):
             raise ValueError(f"levels must be above 0 and at most {LEVEL_MAX}")
         if len(set(levels)) != len(levels):
             raise ValueError("levels must all differ")
-        return tuple(sorted(int(level) if level == int(level) else level for level in levels))
+        return tuple(sorted(whole(level) for level in levels))
 
     @model_validator(mode="after")
     def _load_makes_sense(self) -> Self:
@@ -62,6 +64,8 @@ class Benchmark(BaseModel):
             raise ValueError(
                 'levels must be whole numbers, since they are concurrencies; for rates set load = "request-rate"'
             )
+        if self.load != "request-rate" and self.arrivals == "constant":
+            raise ValueError('arrivals are for load = "request-rate", which sends requests by the clock')
         if self.load == "trace" and not self.dataset:
             raise ValueError('load = "trace" needs a dataset whose requests have timestamps')
         if self.load == "concurrency" and self.max_concurrency is not None:
@@ -74,6 +78,11 @@ class Benchmark(BaseModel):
     def fixed_length(self) -> bool:
         """Whether all answers are as long as asked for, so that cutting some off at a level's end leaves no bias."""
         return self.ignore_eos and not self.dataset and self.turns == 1
+
+    @property
+    def concurrencies(self) -> tuple[int, ...]:
+        """The levels as requests in flight; none where the load is sent whether or not earlier requests were answered."""
+        return tuple(int(level) for level in self.levels) if self.load == "concurrency" else ()
 
     @property
     def hash(self) -> str:
@@ -106,12 +115,43 @@ def _default(name: str) -> Any:
     return Benchmark.model_fields[name].default
 
 
-def level_name(load: str, level: Level) -> str:
-    """Given a benchmark's load and one of its levels, return how a sentence names it: `concurrency 8`, `2.5 req/s`."""
-    match load:
-        case "request-rate":
-            return f"{level:g} req/s"
-        case "trace":
-            return f"{level:g} times the trace's speed"
-        case _:
-            return f"concurrency {level:g}"
+def whole(level: Level) -> Level:
+    """Given a level, return it as the whole number that it is, if it is one: 2.0 and 2 are the same level."""
+    return int(level) if level == int(level) else level
+
+
+@dataclass(frozen=True)
+class _Words:
+    """How a level of one kind of load is named: in a sentence, at the head of one, in a column of levels, over a column."""
+
+    sentence: str
+    short: str
+    cell: str
+    column: str
+
+
+_WORDS: dict[LoadKind, _Words] = {
+    "concurrency": _Words("concurrency {}", "C={}", "{}", "C={0} {1}"),
+    "request-rate": _Words("{} req/s", "{} req/s", "{} req/s", "{1} at {0} req/s"),
+    "trace": _Words("{} times the trace's speed", "{}x", "{}x", "{1} at {0}x"),
+}
+
+
+def level_name(load: LoadKind, *levels: Level) -> str:
+    """Given a benchmark's load and levels of it, return how a sentence names them: `concurrency 1 and 8`, `2.5 req/s`."""
+    return _WORDS[load].sentence.format(" and ".join(f"{level:g}" for level in levels))
+
+
+def level_short(load: LoadKind, level: Level) -> str:
+    """Given a load and a level, return its name where there is little room: `C=8`, `2.5 req/s`."""
+    return _WORDS[load].short.format(f"{level:g}")
+
+
+def level_cell(load: LoadKind, level: Level) -> str:
+    """Given a load and a level, return its name in a table's column of levels: `8`, `2.5 req/s`."""
+    return _WORDS[load].cell.format(f"{level:g}")
+
+
+def level_column(load: LoadKind, level: Level, figure: str) -> str:
+    """Given a load, a level and the name of a figure, return the head of its column: `C=8 tok/s`, `tok/s at 2.5 req/s`."""
+    return _WORDS[load].column.format(f"{level:g}", figure)

@@ -87,8 +87,8 @@ class _Checks:
         keys = parse(source)
         if "slots" in keys and "engine" not in keys:
             settings = load_settings(path)
-            objectives = "; ".join(f"slot {name}: {settings.objective_of(name)}" for name in settings.slots)
-            return "settings", objectives, []
+            objectives = "; ".join(f"slot {name}: {settings.objective_in_words(name)}" for name in settings.slots)
+            return "settings", objectives, list(settings.warnings)
         if "rule" in keys:
             policy = load_policy(source)
             return "policy", ", ".join(rule.name for rule in policy.rules), []
