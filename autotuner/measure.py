@@ -5,6 +5,7 @@ The level ends by its own time, by a rule, or because the server died; what was 
 
 import dataclasses
 import json
+from itertools import takewhile
 from typing import Any
 
 from autotuner import log, outcome
@@ -22,8 +23,8 @@ from autotuner.core.policy import Facts, Fired, holding
 from autotuner.core.verdict import LevelReading, LevelResult, disagreement, too_late_best
 from autotuner.core.watching import LevelRules, server_ended
 from autotuner.edge import clock
+from autotuner.edge.foreign_load import ForeignLoad, load_for
 from autotuner.edge.host import ServerSeen
-from autotuner.edge.load import Load
 from autotuner.edge.probes import GENERATE_TIMEOUT_S, Probe
 from autotuner.edge.rows import Trial
 from autotuner.engines import situation
@@ -115,6 +116,7 @@ class _Level:
         self._began_s = clock.monotonic_s()
         self._looked_s = 0.0
         self._steady_from: int | None = None
+        self.client_void = ""  # why what another client measured must not be used
 
     def _plan(self) -> LevelPlan:
         objective = self.objective
@@ -169,10 +171,12 @@ class _Level:
         """Run the load to its end or until a rule ends it; return its samples, None if the server died first."""
         await self.log.facts()
         model = await probe.model()
-        longest = self.benchmark.model_copy(update={"seconds": EXTEND_MAX * self.benchmark.seconds})
-        async with Load(self.ctx.slot.place.url, longest, self.action.level, model) as load:
+        url, longest_s = self.ctx.slot.place.url, EXTEND_MAX * self.benchmark.seconds
+        launch = self._launches_before()
+        async with load_for(url, self.benchmark, self.action.level, model, longest_s=longest_s, launch=launch) as load:
             async for message in load.messages():
                 if isinstance(message, LevelSamples):
+                    self.client_void = load.void if isinstance(load, ForeignLoad) else ""
                     return message
                 self.gather.add_progress(message)
                 if not await self._alive():
@@ -181,6 +185,12 @@ class _Level:
                 if self.rules.over or self._over():
                     load.stop()
         return None
+
+    def _launches_before(self) -> int:
+        """How many launches of the candidate were for trials before this one: the n-th of each is sent the same prompts."""
+        launches = self.ctx.store.launches(self.ctx.name)
+        earlier = takewhile(lambda launch: launch.id != self.action.launch_id, launches)
+        return sum(launch.candidate_id == self.candidate.id and launch.trial_id is not None for launch in earlier)
 
     async def death(self) -> tuple[Diagnosis, Fired] | None:
         """If the server has died, return why and the rule that names it."""
@@ -198,7 +208,10 @@ class _Level:
         measured = figures_under(samples, self.objective.limits).model_copy(
             update={"stopped_early": self.rules.ended is not None}
         )
-        if self.rules.ended is None:
+        if self.client_void:
+            measured = measured.model_copy(update={"void": self.client_void})
+        # What another client measured wrongly must not be judged; that requests failed is no matter of its clock.
+        if self.rules.ended is None and (measured.requests_failed or not self.client_void):
             self.rules.look("level", self._facts(measured))
         ended = self.rules.ended
         if ended is not None and ended.action == "void":

@@ -80,7 +80,9 @@ class Benchmark(BaseModel):
         """A foreign client that would leave out a part of the benchmark without a word is refused it here."""
         if self.client == "autotuner":
             if self.client_command or self.tokenizer:
-                raise ValueError("client_command and tokenizer belong to another client than autotuner's own; set client")
+                raise ValueError(
+                    "client_command and tokenizer belong to another client than autotuner's own; set client"
+                )
             return self
         for wanted, why in _cannot(self):
             if wanted:

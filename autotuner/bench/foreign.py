@@ -78,8 +78,9 @@ def order(
     `folder` is where the result goes, an absolute path; an API key is put into the environment and nowhere else.
     """
     client = cast(Client, benchmark.client)
-    make = cast(dict[Client, Callable[..., tuple[list[str], dict[str, str]]]], _ARGUMENTS)[client]
-    argv, files = make(benchmark, level, url.rstrip("/"), model, folder, seed_of(benchmark, level, launch))
+    argv, files = _ARGUMENTS[client](
+        benchmark, level, url.rstrip("/"), model, folder, seed_of(benchmark, level, launch)
+    )
     env = {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "TQDM_DISABLE": "1"}
     if api_key is not None:
         env["GUIDELLM__SPEC__BACKEND__API_KEY" if client == "guidellm" else "OPENAI_API_KEY"] = api_key
@@ -150,7 +151,10 @@ def _sglang(
         # Trap: its workload "random" downloads a corpus and repeats it; this one makes its prompts of token numbers.
         argv += ["--dataset-name", "random-ids", "--random-input-len", str(b.prompt_tokens)]
         argv += ["--random-output-len", str(b.output_tokens)]
-        argv += ["--random-range-ratio", "1.0"]  # trap: here 1 is "all of one length", and 0, its default, is "any length"
+        argv += [
+            "--random-range-ratio",
+            "1.0",
+        ]  # trap: here 1 is "all of one length", and 0, its default, is "any length"
     argv += ["--num-prompts", str(prompts_of(b, level))]
     argv += _pace(b, level)
     # It tells no send times. With a concurrency they can be worked out, and the warm-up with them; with a rate they cannot.
@@ -208,34 +212,31 @@ def _guidellm(
     return ["--config", f"{folder}/{CONFIG}", "--disable-console"], {CONFIG: json.dumps({"spec": spec})}
 
 
-_ARGUMENTS = {"vllm": _vllm, "sglang": _sglang, "guidellm": _guidellm}
+_Arguments = Callable[[Benchmark, Level, str, str | None, str, int], tuple[list[str], dict[str, str]]]
+_ARGUMENTS: dict[Client, _Arguments] = {"vllm": _vllm, "sglang": _sglang, "guidellm": _guidellm}
 
 
 # What a client says.
 
 _GUIDELLM_DONE = re.compile(r"successful=(\d+) errored=(\d+)")
-_HINTS = (
-    (
-        re.compile(r"No module named '?(vllm|sglang|guidellm)\b"),
-        "it is not installed there: set client_command to where it is, such as "
-        '["/opt/vllm/bin/vllm", "bench", "serve"]',
-    ),
-    (re.compile(r"No module named '?([\w.]+)"), "its environment lacks a module: install it there"),
-    (re.compile(r"list index out of range|index out of bounds"), "its Python client dies by an answer's usage event"),
-    (
-        re.compile(
-            r"tokenizer|not a valid model identifier|is not a local folder|couldn't connect to|huggingface\.co"
-            r"|Repo id must be|LocalEntryNotFound|OfflineMode|RepositoryNotFound",
-            re.IGNORECASE,
+_NOT_THERE = (
+    'it is not installed there: set client_command to where it is, such as ["/opt/vllm/bin/vllm", "bench", "serve"]'
+)
+_NO_TOKENIZER = "it makes and counts prompts with a tokenizer of its own: set tokenizer in the benchmark to the folder of the model's"
+_HINTS = tuple(
+    (re.compile(pattern, re.IGNORECASE), hint)
+    for pattern, hint in (
+        (r"no module named '?(vllm|sglang|guidellm)\b", _NOT_THERE),
+        (r"no module named", "its environment lacks a module: install it there"),
+        (r"huggingface\.co|not a valid model identifier|cannot find a tokenizer|can't load tokenizer", _NO_TOKENIZER),
+        (r"repo id must|repo_?id|localentrynotfound|repositorynotfound|offlinemodeisenabled", _NO_TOKENIZER),
+        (
+            r"unrecognized arguments|unexpected argument|no such (command|option)|extra inputs are not permitted",
+            "it is of another release than the flags are for: vLLM 0.32, SGLang 0.5.23, guidellm 0.8.1",
         ),
-        'it makes and counts prompts with a tokenizer of its own: set tokenizer = "FOLDER" in the benchmark, the folder of the '
-        "model's tokenizer",
-    ),
-    (
-        re.compile(r"unrecognized arguments|No such command|no such option|unexpected argument|Extra inputs", re.IGNORECASE),
-        "it is of another version than the flags are for (vllm 0.32, sglang 0.5.23, guidellm 0.8.1)",
-    ),
-    (re.compile(r"Errno 111|Connection refused|Cannot connect to host", re.IGNORECASE), "the server refused connections"),
+        (r"errno 111|connection refused|cannot connect to host", "the server refused its connections"),
+        (r"index -1 is out of bounds|list index out of range", "it does so when all requests failed"),
+    )
 )
 
 

@@ -13,7 +13,7 @@ import zlib
 from array import array
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from autotuner.bench.benchmark import Benchmark, Level, level_name
 from autotuner.bench.foreign import TITLES, Client, Order
@@ -69,7 +69,9 @@ def imported(benchmark: Benchmark, level: Level, order: Order, text: str) -> Imp
     try:
         run = _READERS[order.client](text)
     except (KeyError, IndexError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{TITLES[order.client]} left a result of another form: {type(error).__name__} {error}") from None
+        raise ValueError(
+            f"{TITLES[order.client]} left a result of another form: {type(error).__name__} {error}"
+        ) from None
     if not run.requests:
         raise ValueError(f"{TITLES[order.client]} left a result without requests; it must write each request's times")
     told = all(r.sent is not None for r in run.requests)
@@ -229,7 +231,9 @@ def _whole(run: _Run) -> tuple[float, float] | None:
     return (0.0, run.duration) if run.duration else None
 
 
-def _samples(level: Level, requests: list[_Request], steady: tuple[float, float] | None, *, known: bool) -> LevelSamples:
+def _samples(
+    level: Level, requests: list[_Request], steady: tuple[float, float] | None, *, known: bool
+) -> LevelSamples:
     start, end = steady or (math.inf, math.inf)
     moments = sorted((r.sent or 0.0) + at for r in requests for at in r.times)
     gaps = [(r, later - earlier) for r in requests if not r.spread for earlier, later in pairwise(r.times)]
@@ -332,7 +336,11 @@ def _void(
     steady = (samples.steady_from_s, samples.steady_to_s)
     failed_share = 1 - len(good) / len(ended)
     return (
-        (_too_idle(level, title, requests, steady) if known and benchmark.load == "concurrency" and failed_share < 0.1 else "")
+        (
+            _too_idle(level, title, requests, steady)
+            if known and benchmark.load == "concurrency" and failed_share < 0.1
+            else ""
+        )
         or (_other_rate(level, title, requests) if known and benchmark.load == "request-rate" else "")
         or (_other_tokens(benchmark, title, run, good) if benchmark.ignore_eos else "")
     )
@@ -369,7 +377,7 @@ def _other_tokens(benchmark: Benchmark, title: str, run: _Run, good: list[_Reque
     other = [r for r in good if r.tokens != asked]
     if len(other) > OTHER_LENGTH_MAX * len(good):
         return (
-            f"{len(other)} of {len(good)} answers have another length than the {asked} tokens asked for with ignore_eos: either "
+            f"{len(other)} of {len(good)} answers have other than the {asked} tokens asked for with ignore_eos: either "
             f"the server sends no usage and {title} counted by tokenising the text again, or it does not heed ignore_eos"
         )
     total = asked * len(good)

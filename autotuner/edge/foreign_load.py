@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -45,9 +46,7 @@ class ForeignLoad:
         self._benchmark = benchmark
         self._level = level
         self._folder = Path(tempfile.gettempdir())  # until there is one of its own
-        self._make = lambda folder: foreign.order(
-            benchmark, level, url, model, folder, launch=launch, api_key=api_key
-        )
+        self._make = partial(foreign.order, benchmark, level, url, model, launch=launch, api_key=api_key)
         self._order = self._make(str(self._folder))
         self._process: asyncio.subprocess.Process | None = None
         self._tail = b""

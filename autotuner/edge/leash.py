@@ -1,9 +1,9 @@
 """A leash for a program of somebody else: runs it, and ends it with everything it started, however it or we end.
 
-`python -m autotuner.edge.leash GRACE_S PROGRAM ARGUMENT…` passes on output and exit code. On SIGTERM, SIGINT and SIGHUP, and when
-the process that started it dies, the program's whole tree gets SIGTERM and after the grace SIGKILL; SIGINT is never sent, since
-some programs ignore it. It is a child subreaper, so that what detached itself is found as well; a program that ends and leaves
-children behind has them killed. A program that cannot be run is exit code 127 and a line on stderr.
+`python -m autotuner.edge.leash GRACE_S PROGRAM ARGUMENT…` passes on output and exit code. On SIGTERM, SIGINT and SIGHUP, and
+when the process that started it dies, the program's whole tree gets SIGTERM and after the grace SIGKILL; SIGINT is never
+sent, since some programs ignore it. It is a child subreaper, so that what detached itself is found as well; a program that
+ends and leaves children behind has them killed. A program that cannot be run is exit code 127 and a line on stderr.
 """
 
 import contextlib
