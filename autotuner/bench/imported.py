@@ -29,6 +29,7 @@ MERGED_VOID_RATIO = 0.5  # with more than half of the gaps gone, the median gap 
 PLACED_ERROR_MAX = 0.05  # how far the end that was worked out may be from the client's own duration
 IN_FLIGHT_MIN = 0.8  # clients that could not keep up had 0.3 and 0.7 of the level in flight; all others above 0.9
 RATE_ERROR_MAX = 0.1
+DUE_BEFORE_MAX_S = 86_400.0
 OTHER_LENGTH_MAX = 0.01
 RETOKENISED_MIN = 0.5
 
@@ -156,7 +157,7 @@ def _guidellm(text: str) -> _Run:
         requests.append(
             _Request(
                 sent=sent,
-                due=at["targeted_start"],
+                due=_due(at["targeted_start"], sent),
                 times=_evenly(first - sent, last - sent, count) if first is not None and count else (),
                 end=None if cut or end is None else end - sent,
                 prompt=r["input_metrics"]["total_tokens"],
@@ -171,6 +172,11 @@ def _guidellm(text: str) -> _Run:
 
 
 _READERS: dict[Client, Callable[[str], _Run]] = {"vllm": _vllm, "sglang": _sglang, "guidellm": _guidellm}
+
+
+def _due(due: float | None, sent: float) -> float | None:
+    """Trap: guidellm 0.8.1 counts requests that it queued before the start as due at the beginning of 1970."""
+    return due if due is not None and sent - due < DUE_BEFORE_MAX_S else None
 
 
 def _last_line(error: str) -> str:
@@ -361,7 +367,7 @@ def _too_idle(level: Level, title: str, requests: list[_Request], steady: tuple[
 
 
 def _other_rate(level: Level, title: str, requests: list[_Request]) -> str:
-    """Trap: guidellm 0.8.1 sent 131 requests in 3 s where 20 a second were asked for."""
+    """Trap: guidellm 0.8.1 sent 131 requests in 3 s where 20 a second were asked for, arrivals poisson."""
     due = sorted(r.due if r.due is not None else r.sent or 0.0 for r in requests)
     if len(due) < 3 or due[-1] <= due[0]:
         return ""
