@@ -222,7 +222,9 @@ _GUIDELLM_DONE = re.compile(r"successful=(\d+) errored=(\d+)")
 _NOT_THERE = (
     'it is not installed there: set client_command to where it is, such as ["/opt/vllm/bin/vllm", "bench", "serve"]'
 )
-_NO_TOKENIZER = "it makes and counts prompts with a tokenizer: set tokenizer in the benchmark to the folder of the model's"
+_NO_TOKENIZER = (
+    "it makes and counts prompts with a tokenizer: set tokenizer in the benchmark to the folder of the model's"
+)
 _HINTS = tuple(
     (re.compile(pattern, re.IGNORECASE), hint)
     for pattern, hint in (

@@ -8,9 +8,8 @@ import base64
 import heapq
 import json
 import math
-import sys
+import struct
 import zlib
-from array import array
 from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
@@ -297,10 +296,8 @@ def _packed(gaps: list[float]) -> str:
     """The gaps as LevelSamples keeps them: whole microseconds, 32 bit little endian, zlib, base64."""
     if not gaps:
         return ""
-    numbers = array("I", (min(2**32 - 1, round(1e6 * gap)) for gap in gaps))
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return base64.b64encode(zlib.compress(numbers.tobytes())).decode("ascii")
+    numbers = [min(2**32 - 1, round(1e6 * gap)) for gap in gaps]
+    return base64.b64encode(zlib.compress(struct.pack(f"<{len(numbers)}I", *numbers))).decode("ascii")
 
 
 def _merged(gaps: list[float]) -> float:

@@ -139,7 +139,9 @@ def test_no_client_is_left_when_the_block_ends() -> None:
 def test_no_client_outlives_the_process_that_started_it(tmp_path: Path) -> None:
     """kill -9 of the daemon: the leash notices, and clears up all the same."""
     words = leash.command(0.2, (sys.executable, str(FAKE), "sglang", "hangs"))
-    parent = subprocess.Popen([sys.executable, "-c", f"import subprocess, time; subprocess.Popen({words!r}); time.sleep(60)"])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", f"import subprocess, time; subprocess.Popen({words!r}); time.sleep(60)"]
+    )
     until = time.monotonic() + 10
     while not child_pid() and time.monotonic() < until:
         time.sleep(0.02)
@@ -150,7 +152,9 @@ def test_no_client_outlives_the_process_that_started_it(tmp_path: Path) -> None:
     assert all(gone(pid) for pid in leashed)
 
 
-@pytest.mark.parametrize(("code", "says"), [("import sys; sys.exit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)])
+@pytest.mark.parametrize(
+    ("code", "says"), [("import sys; sys.exit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)]
+)
 def test_a_leash_passes_on_the_exit_code(code: str, says: int) -> None:
     ran = subprocess.run(leash.command(0.2, (sys.executable, "-c", code)), check=False, timeout=20)
     assert ran.returncode == says
