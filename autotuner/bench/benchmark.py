@@ -24,6 +24,9 @@ class Benchmark(BaseModel):
 
     Prompts are made of `prompt_tokens` tokens, of which the first `prefix_tokens` are one of `prefixes` shared ones; `turns`
     above 1 makes each a conversation. A `dataset` is a file of the operator's own: JSON lines, ShareGPT or a trace.
+
+    Another `client` than our own is started as `client_command`, the first words of its command line, and may need a
+    `tokenizer`: a folder, or a name that the Hugging Face hub knows.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -48,6 +51,8 @@ class Benchmark(BaseModel):
     ignore_eos: bool = True
     seed: int = 1
     client: Literal["autotuner", "sglang", "vllm", "guidellm"] = "autotuner"
+    client_command: tuple[str, ...] = ()
+    tokenizer: str = ""
 
     @field_validator("levels")
     @classmethod
@@ -74,6 +79,20 @@ class Benchmark(BaseModel):
             raise ValueError("prefix_tokens must be less than prompt_tokens, which counts it too")
         return self
 
+    @model_validator(mode="after")
+    def _client_can_do_it(self) -> Self:
+        """A foreign client that would leave out a part of the benchmark without a word is refused it here."""
+        if self.client == "autotuner":
+            if self.client_command or self.tokenizer:
+                raise ValueError(
+                    "client_command and tokenizer belong to another client than autotuner's own; set client"
+                )
+            return self
+        for wanted, why in _cannot(self):
+            if wanted:
+                raise ValueError(f'client = "{self.client}" {why}; leave it to client = "autotuner"')
+        return self
+
     @property
     def fixed_length(self) -> bool:
         """Whether all answers are as long as asked for, so that cutting some off at a level's end leaves no bias."""
@@ -89,9 +108,41 @@ class Benchmark(BaseModel):
         """16 hex digits that change with anything that would make two measurements incomparable."""
         said = self.model_dump(mode="json", exclude={"window_s"})
         # What came later is left out where it says nothing, so that measurements from before it stay comparable.
-        later = {name: value for name, value in said.items() if name in _SINCE_2 and value == _default(name)}
+        later = {name for name in _SINCE_2 if getattr(self, name) == _default(name)}
         text = json.dumps({name: value for name, value in said.items() if name not in later}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _cannot(b: Benchmark) -> list[tuple[bool, str]]:
+    """What the benchmark asks for that its client cannot do, or would do otherwise than it says."""
+    random = not b.dataset
+    common = [
+        (b.load == "trace", "cannot play a trace at another speed"),
+        (b.turns > 1, "has no conversations that could be compared"),
+        (bool(b.dataset) and not b.dataset.endswith(".json"), "reads ShareGPT files alone, and those end in .json"),
+    ]
+    own = {
+        "vllm": [
+            (b.prefixes > 1, "shares one prefix among all prompts, so prefixes must be 1"),
+            (b.prefix_tokens > 0 and not random, "has no prefixes with a dataset"),
+            (b.ramp_s > 0, "ramps up in whole requests a second over the whole level, so ramp_s must be 0"),
+            (random and not b.ignore_eos, "always sets ignore_eos for random prompts"),
+        ],
+        "sglang": [
+            (b.prefix_tokens > 0, "shares prefixes in a workload of another kind, so prefix_tokens must be 0"),
+            (b.ramp_s > 0, "cannot ramp up, so ramp_s must be 0"),
+            (b.load == "request-rate" and b.arrivals == "constant", 'sends requests as "poisson" arrivals alone'),
+            (
+                not b.ignore_eos and b.endpoint == "completions",
+                'counts the tokens asked for and not those that came, unless endpoint = "chat" or ignore_eos = true',
+            ),
+        ],
+        "guidellm": [
+            (bool(b.dataset), "has a dataset format of its own"),
+            (not b.ignore_eos, "always sets ignore_eos for prompts that it makes"),
+        ],
+    }
+    return common + own[b.client]
 
 
 _SINCE_2 = frozenset(
@@ -107,6 +158,8 @@ _SINCE_2 = frozenset(
         "requests",
         "ramp_s",
         "client",
+        "client_command",
+        "tokenizer",
     ]
 )
 

@@ -62,15 +62,18 @@ class MachineWatch:
 
     async def _sample(self) -> None:
         await asyncio.to_thread(self._open)
-        while not self._over:
+        while not self._ended():
             self._wake.clear()
             anew, self._anew = self._anew, False
             taken = await asyncio.to_thread(self._read)
-            if not self._over and not self._anew:
+            if not (self._ended() or self._anew):
                 self._taken.append(taken.model_copy(update={"cpu_ratio": None}) if anew else taken)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._every_s)
         await asyncio.to_thread(self._close)
+
+    def _ended(self) -> bool:
+        return self._over
 
     def _open(self) -> None:
         import psutil  # noqa: PLC0415 - slow to import, and wanted only where something is measured
