@@ -86,7 +86,7 @@ class _Checks:
         source = read_source(path)
         keys = parse(source)
         if "slots" in keys and "engine" not in keys:
-            settings = load_settings(path)
+            settings = load_settings(path, whole=True)
             objectives = "; ".join(f"slot {name}: {settings.objective_of(name)}" for name in settings.slots)
             return "settings", objectives, []
         if "rule" in keys:
