@@ -7,6 +7,7 @@ import codecs
 import csv
 import datetime as dt
 import json
+import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ ACCEPTED = (
 )
 _AZURE = ("timestamp", "contexttokens", "generatedtokens")
 _BURSTGPT = ("timestamp", "request tokens", "response tokens")
+_SECONDS = re.compile(r"\d{1,15}(\.\d*)?")
 _USERS = {"human", "user"}
 
 
@@ -258,10 +260,8 @@ def _csv_record(content: bytes, places: Mapping[str, int], size: int) -> Record:
 
 def _seconds(text: str) -> float:
     """A time in seconds, or a date and time."""
-    try:
+    if _SECONDS.fullmatch(text):
         return float(text)
-    except ValueError:
-        pass
     try:
         at = dt.datetime.fromisoformat(text)
     except ValueError:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections import deque
 from typing import Any
 
@@ -9,15 +10,18 @@ import httpx
 
 from autotuner.bench.benchmark import Benchmark
 from autotuner.bench.words import WORDS, Texts, Words
+from autotuner.edge.probes import ANSWER_BYTES_MAX
 
 COUNT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 10.0  # a real answer of one token: the first request of a shape may compile kernels
 TOTAL_S = 30.0
-COUNTS_MAX = 40  # questions about groups of words, at most
+COUNTS_MAX = 40  # questions about groups of words, at most, where not all are one token
 ENOUGH_WORDS = 192  # the search ends with so many,
 FEWEST_WORDS = 64  # and with fewer it has failed
+LONGER_MAX = 0.5  # more than so many tokens too many for the pool, and the search is not begun
 OPENERS = 12  # words tried at the start of a text, one by one
 SAMPLE_WORDS = (16, 128)  # of a real request whose prompt tokens are compared: the least and the most
+_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # servers are asked by http; reading the certificates takes 50 ms
 ANCHOR = "the"  # stands first in each question, since a word may be encoded otherwise where nothing is before it
 
 
@@ -36,7 +40,7 @@ async def words_for(url: str, benchmark: Benchmark, model: str | None, api_key: 
         # No proxy of the environment may stand between the daemon and a server on its own host.
         async with (
             asyncio.timeout(TOTAL_S),
-            httpx.AsyncClient(base_url=url, headers=headers, trust_env=False) as client,
+            httpx.AsyncClient(base_url=url, headers=headers, trust_env=False, verify=_NO_TLS) as client,
         ):
             return await _words(_Server(client, benchmark, model))
     except (_NoAnswerError, TimeoutError, httpx.InvalidURL, UnicodeError):
@@ -56,20 +60,7 @@ async def _words(server: "_Server") -> Words:
 
 async def _by_tokenizer(server: "_Server") -> Words:
     """The words that the tokenizer endpoint counts as one token. Raise _NoAnswerError if there is none, or too few are."""
-    alone = await server.count(ANCHOR)
-    good: list[str] = []
-    waiting = deque([WORDS])
-    for _ in range(COUNTS_MAX):
-        if not waiting or len(good) >= ENOUGH_WORDS:
-            break
-        group = waiting.popleft()
-        if await server.count(" ".join([ANCHOR, *group])) - alone == len(group):
-            good += group
-        elif len(group) > 1:
-            half = len(group) // 2
-            waiting += (group[:half], group[half:])
-    if len(good) < FEWEST_WORDS:
-        raise _NoAnswerError("too few words are one token each")
+    good = await _single_words(server)
     tried = good[:OPENERS]
     # The fewest tokens that one word alone has are the server's own and one more.
     counts = await asyncio.gather(*(server.count(word) for word in tried))
@@ -86,6 +77,39 @@ async def _by_tokenizer(server: "_Server") -> Words:
     if await server.count(sample) != len(sample.split()) + overhead:
         raise _NoAnswerError("words have other lengths together than alone")
     return found
+
+
+async def _single_words(server: "_Server") -> list[str]:
+    """The words that are one token each behind another: those of groups that have as many tokens as words."""
+    alone = await server.count(ANCHOR)
+
+    async def extra(group: tuple[str, ...]) -> int:
+        more = await server.count(" ".join([ANCHOR, *group])) - alone - len(group)
+        if more < 0:
+            raise _NoAnswerError("that is no number of tokens")
+        return more
+
+    longer = await extra(WORDS)
+    if not longer:
+        return list(WORDS)
+    if longer > LONGER_MAX * len(WORDS):
+        raise _NoAnswerError("too few words are one token each")
+    # Groups so small that most of them are good: with a share d of longer words, (1 - d)^(0.7 / d) is about a half.
+    size = max(1, round(0.7 * len(WORDS) / longer))
+    waiting = deque(WORDS[place : place + size] for place in range(0, len(WORDS), size))
+    good: list[str] = []
+    for _ in range(COUNTS_MAX):
+        if not waiting or len(good) >= ENOUGH_WORDS:
+            break
+        group = waiting.popleft()
+        if not await extra(group):
+            good += group
+        elif len(group) > 1:
+            half = len(group) // 2
+            waiting += (group[:half], group[half:])
+    if len(good) < FEWEST_WORDS:
+        raise _NoAnswerError("too few words are one token each")
+    return good
 
 
 async def _with_template(server: "_Server", found: Words) -> Words:
@@ -133,8 +157,8 @@ def _exactly(benchmark: Benchmark, overhead: int) -> str:
     least = overhead + 1
     if benchmark.prompt_tokens < least:
         return f"prompts have {least} tokens, since the server itself adds {overhead} to each: more than prompt_tokens"
-    own = f"of which the server itself adds {overhead}" if overhead else "to which the server adds none"
-    return f"synthetic prompts have exactly {benchmark.prompt_tokens} tokens by the server's own count, {own}"
+    own = f", {overhead} of them added by the server itself" if overhead else ""
+    return f"synthetic prompts have exactly {benchmark.prompt_tokens} tokens by the server's own count{own}"
 
 
 class _Server:
@@ -148,7 +172,8 @@ class _Server:
     async def count(self, text: str) -> int:
         """How many tokens a text has as a prompt.
 
-        One body serves all engines: prompt is the key of vLLM and SGLang, content that of llama.cpp. A release that refuses a key it does not know is asked by its own keys alone.
+        One body serves all engines: prompt is the key of vLLM and SGLang, content that of llama.cpp. A release that refuses a
+        key it does not know is asked by its own keys alone.
         """
         vllm = {**self._model, "prompt": text, "add_special_tokens": True}
         for body in (vllm | {"content": text, "add_special": True}, vllm):
@@ -175,10 +200,17 @@ class _Server:
 
     async def _ask(self, path: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
         """Post a body; return the answer, None if it was refused for its keys. Raise _NoAnswerError for anything else."""
+        received = bytearray()
         try:
-            async with asyncio.timeout(timeout_s):
-                answer = await self._client.post(path, json=body, timeout=timeout_s)
-            found = json.loads(answer.content) if answer.status_code == 200 else None
+            async with (
+                asyncio.timeout(timeout_s),
+                self._client.stream("POST", path, json=body, timeout=timeout_s) as answer,
+            ):
+                async for piece in answer.aiter_bytes():
+                    received += piece
+                    if len(received) > ANSWER_BYTES_MAX:
+                        raise _NoAnswerError("an answer without end")
+            found = json.loads(received) if answer.status_code == 200 else None
         except (TimeoutError, httpx.HTTPError, ValueError, RecursionError) as error:
             raise _NoAnswerError(type(error).__name__) from None
         if answer.status_code in {400, 422}:
