@@ -18,7 +18,7 @@ from autotuner.core.confirm import Noise
 from autotuner.core.objective import Objective
 from autotuner.core.policy import Policy, load_policy
 from autotuner.core.source import Source, problem_at, validate, wrong_at
-from autotuner.edge.datasets import CHECKED, with_dataset
+from autotuner.edge.datasets import CHECKED, RECORDS_MAX, with_dataset
 from autotuner.engines.base import Place
 from autotuner.errors import InvalidInput, NotFound, Problem
 from autotuner.shipped import folder
@@ -263,7 +263,7 @@ def _with_datasets(
             problems.append(problem_at(source, ("benchmarks", name, "dataset"), f"there is no file {file}", ACCEPTED))
             continue
         try:
-            found[name] = with_dataset(benchmark, base, None if whole else CHECKED)
+            found[name] = with_dataset(benchmark, base, RECORDS_MAX if whole else CHECKED)
         except InvalidInput as error:
             problems += error.problems
     if problems:

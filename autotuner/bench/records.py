@@ -4,7 +4,6 @@ The content is held once; a record is taken apart when it is asked for.
 """
 
 import codecs
-import csv
 import datetime as dt
 import json
 import re
@@ -26,7 +25,9 @@ ACCEPTED = (
 )
 _AZURE = ("timestamp", "contexttokens", "generatedtokens")
 _BURSTGPT = ("timestamp", "request tokens", "response tokens")
-_SECONDS = re.compile(r"\d{1,15}(\.\d*)?")
+_SECONDS = re.compile(r"\d{1,15}(\.\d*)?", re.ASCII)
+_WHOLE = re.compile(r"\d{1,9}", re.ASCII)
+_GAP = re.compile(r"[ \t\r\n]*,?[ \t\r\n]*")
 _USERS = {"human", "user"}
 
 
@@ -147,26 +148,30 @@ def _lines(data: bytes, skipped: int, *, whole: bool) -> Iterator[tuple[int, int
 
 def _elements(data: bytes) -> Iterator[tuple[int, int]]:
     """The elements of a JSON list; what cannot be one comes as a last stretch up to the end, for the reader to refuse."""
-    decoder, place = json.JSONDecoder(), data.index(b"[") + 1
-    text, size = "", CHUNK_BYTES
+    decoder, place, size = json.JSONDecoder(), data.index(b"[") + 1, CHUNK_BYTES
     while True:
-        place += _blank(data, place)
-        if data[place : place + 1] == b",":
-            place += 1 + _blank(data, place + 1)
-        if data[place : place + 1] in {b"]", b""}:
-            return
+        last = place + size >= len(data)
         try:
-            text = codecs.utf_8_decode(data[place : place + size], "strict", place + size >= len(data))[0]
-            _, end = decoder.raw_decode(text)
-        except (ValueError, RecursionError):
-            if place + size >= len(data):
-                yield place, len(data)
+            text = codecs.utf_8_decode(data[place : place + size], "strict", last)[0]
+        except UnicodeDecodeError:
+            yield place + _blank(data, place), len(data)
+            return
+        before = done = 0
+        while True:
+            before = _GAP.match(text, done).end()  # type: ignore[union-attr]  # it matches nothing at all, too
+            if text[before : before + 1] == "]" or (last and before == len(text)):
                 return
-            size *= 4
-            continue
-        stop = place + len(text[:end].encode())
-        yield place, stop
-        place, size = stop, CHUNK_BYTES
+            try:
+                _, after = decoder.raw_decode(text, before)
+            except (ValueError, RecursionError):
+                break
+            start = place + len(text[done:before].encode())
+            place, done = start + len(text[before:after].encode()), after
+            yield start, place
+        if done == 0 and last:
+            yield place + len(text[:before].encode()), len(data)
+            return
+        size = size * 4 if done == 0 else CHUNK_BYTES
 
 
 def _blank(data: bytes, place: int) -> int:
@@ -241,21 +246,20 @@ def _csv_reader(name: str, beginning: bytes) -> Callable[[bytes], Record]:
     columns = {column.strip().lower(): place for place, column in enumerate(header.split(","))}
     for wanted in (_AZURE, _BURSTGPT):
         if set(wanted) <= set(columns):
-            return lambda line: _csv_record(line, {column: columns[column] for column in wanted}, len(columns))
+            places = {column: columns[column] for column in wanted}
+            return lambda line: _csv_record(line, places, len(columns))
     raise InvalidInput([Problem(name, "is neither JSON nor a CSV file with known columns", 1, hint=ACCEPTED)])
 
 
 def _csv_record(content: bytes, places: Mapping[str, int], size: int) -> Record:
-    cells = next(csv.reader([content.decode("utf-8", "replace")]))
+    cells = content.decode("utf-8", "replace").strip().split(",")  # none of these traces has a quoted cell
     if len(cells) != size:
         raise ValueError(f"has {len(cells)} columns, the first line {size}")
-    at, *lengths = ((column, cells[place].strip()) for column, place in places.items())
-    read = {column: int(text) if text.isdigit() else -1 for column, text in lengths}
-    for column, text in lengths:
-        if read[column] < 0:
+    at, *lengths = (cells[place].strip() for place in places.values())
+    for column, text in zip(list(places)[1:], lengths, strict=True):
+        if not _WHOLE.fullmatch(text):
             raise ValueError(f"{column} must be a whole number, found {text!r}")
-    prompt, output = read.values()
-    return Record(prompt_tokens=prompt, output_tokens=output, at_s=_seconds(at[1]))
+    return Record(prompt_tokens=int(lengths[0]), output_tokens=int(lengths[1]), at_s=_seconds(at))
 
 
 def _seconds(text: str) -> float:

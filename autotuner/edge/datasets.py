@@ -8,10 +8,9 @@ from autotuner.bench.benchmark import Benchmark
 from autotuner.bench.records import ACCEPTED, Records, parse_records
 from autotuner.errors import InvalidInput, Problem
 
-BYTES_MAX = (
-    64 << 20
-)  # the beginning of a longer file is used; some 10,000 conversations, or a million requests of a trace
-CHECKED = 1000  # so many records are taken apart whenever the settings are read; `validate` and the load look at all
+BYTES_MAX = 64 << 20  # the beginning of a longer file is used: some 10,000 conversations
+RECORDS_MAX = 250_000  # and no more requests than this, which is more than a level sends
+CHECKED = 1000  # so many are taken apart whenever the settings are read; `validate` and the load look at all
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -35,7 +34,7 @@ def read_content(path: Path) -> Content:
     return Content(data.removeprefix(_BOM), hashlib.sha256(data).hexdigest(), cut)
 
 
-def with_dataset(benchmark: Benchmark, base: Path, most: int | None = CHECKED) -> Benchmark:
+def with_dataset(benchmark: Benchmark, base: Path, most: int = CHECKED) -> Benchmark:
     """Given a benchmark and the folder that its dataset is relative to, return it with the full path and the content's hash.
 
     Raise InvalidInput if the file is missing, is wrong within its first `most` records, has no times where the load needs
@@ -51,10 +50,10 @@ def load_records(benchmark: Benchmark) -> Records | None:
     """Given a benchmark as the settings give it, return its dataset's records, None without a dataset. Raise InvalidInput."""
     if not benchmark.dataset:
         return None
-    return _checked(benchmark, benchmark.dataset, read_content(Path(benchmark.dataset)), None)
+    return _checked(benchmark, benchmark.dataset, read_content(Path(benchmark.dataset)), RECORDS_MAX)
 
 
-def _checked(benchmark: Benchmark, name: str, content: Content, most: int | None) -> Records:
+def _checked(benchmark: Benchmark, name: str, content: Content, most: int) -> Records:
     if benchmark.dataset_sha256 and benchmark.dataset_sha256 != content.sha256:
         hint = "what it changed to is another benchmark: reload the settings, or correct dataset_sha256 in them"
         raise InvalidInput(
