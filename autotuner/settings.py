@@ -14,10 +14,12 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from autotuner.bench.benchmark import Benchmark, level_name
+from autotuner.bench.records import ACCEPTED
 from autotuner.core.confirm import Noise
 from autotuner.core.objective import Objective
 from autotuner.core.policy import Policy, load_policy
 from autotuner.core.source import Source, problem_at, validate, wrong_at
+from autotuner.edge.datasets import CHECKED, RECORDS_MAX, with_dataset
 from autotuner.engines.base import Place
 from autotuner.errors import InvalidInput, NotFound, Problem
 from autotuner.shipped import folder
@@ -211,14 +213,20 @@ def find_settings(given: str | None) -> Path:
     )
 
 
-def load_settings(path: Path) -> Settings:
-    """Given a settings file, return the settings, relative paths taken from its folder. Raise InvalidInput."""
+def load_settings(path: Path, *, whole: bool = False) -> Settings:
+    """Given a settings file, return the settings, relative paths taken from its folder. Raise InvalidInput.
+
+    The beginning of each dataset that it names is checked; with `whole` all that is used of it.
+    """
     source = read_source(path)
     settings = validate(Settings, source)
     problems = _cross_problems(source, settings)
     if problems:
         raise InvalidInput(problems)
     base = path.resolve().parent
+    settings = settings.model_copy(
+        update={"benchmarks": _with_datasets(source, settings.benchmarks, base, whole=whole)}
+    )
     keys = ("state_dir", "journal_dir", "log_dir", "policies_dir")
     paths = {key: base / value.expanduser() for key in keys if (value := getattr(settings, key)) is not None}
     return settings.model_copy(update=paths)
@@ -258,6 +266,26 @@ def read_source(path: Path) -> Source:
         raise InvalidInput([Problem(str(path), "is not UTF-8 text", line)]) from None
     except OSError as error:
         raise InvalidInput([Problem(str(path), f"cannot be read: {error.strerror}")]) from None
+
+
+def _with_datasets(
+    source: Source, benchmarks: dict[str, Benchmark], base: Path, *, whole: bool
+) -> dict[str, Benchmark]:
+    """Given the benchmarks, return them with what their datasets are. Raise InvalidInput for any that is wrong."""
+    found, problems = dict(benchmarks), list[Problem]()
+    for name, benchmark in benchmarks.items():
+        if not benchmark.dataset:
+            continue
+        if not (file := base / Path(benchmark.dataset).expanduser()).is_file():
+            problems.append(problem_at(source, ("benchmarks", name, "dataset"), f"there is no file {file}", ACCEPTED))
+            continue
+        try:
+            found[name] = with_dataset(benchmark, base, RECORDS_MAX if whole else CHECKED)
+        except InvalidInput as error:
+            problems += error.problems
+    if problems:
+        raise InvalidInput(problems)
+    return found
 
 
 def _cross_problems(source: Source, settings: Settings) -> list[Problem]:

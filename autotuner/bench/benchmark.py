@@ -23,7 +23,8 @@ class Benchmark(BaseModel):
     `window_s` is how often the rules look at the figures.
 
     Prompts are made of `prompt_tokens` tokens, of which the first `prefix_tokens` are one of `prefixes` shared ones; `turns`
-    above 1 makes each a conversation. A `dataset` is a file of the operator's own: JSON lines, ShareGPT or a trace.
+    above 1 makes each a conversation. A `dataset` is a file of the operator's own: JSON lines, ShareGPT or a trace; what tells
+    it from others is `dataset_sha256`, which reading the settings fills in, and not its place.
 
     Another `client` than our own is started as `client_command`, the first words of its command line, and may need a
     `tokenizer`: a folder, or a name that the Hugging Face hub knows.
@@ -41,6 +42,7 @@ class Benchmark(BaseModel):
     prefixes: int = Field(default=1, ge=1, le=1_000_000)
     turns: int = Field(default=1, ge=1, le=1000)
     dataset: str = ""
+    dataset_sha256: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     endpoint: Literal["completions", "chat"] = "completions"
     seconds: float = Field(default=60.0, ge=1.0, le=86_400.0)
     requests: int | None = Field(default=None, ge=1)
@@ -77,6 +79,12 @@ class Benchmark(BaseModel):
             raise ValueError("max_concurrency belongs to a request rate; here the levels are the concurrency")
         if self.prefix_tokens >= self.prompt_tokens:
             raise ValueError("prefix_tokens must be less than prompt_tokens, which counts it too")
+        if self.prefix_tokens and self.dataset:
+            raise ValueError("prefix_tokens is for synthetic prompts; the requests of a dataset share what they share")
+        if self.prefixes > 1 and not self.prefix_tokens:
+            raise ValueError("prefixes says how many shared texts of prefix_tokens there are; set prefix_tokens too")
+        if self.dataset_sha256 and not self.dataset:
+            raise ValueError("dataset_sha256 is the hash of a dataset; set dataset too")
         return self
 
     @model_validator(mode="after")
@@ -109,6 +117,8 @@ class Benchmark(BaseModel):
         said = self.model_dump(mode="json", exclude={"window_s"})
         # What came later is left out where it says nothing, so that measurements from before it stay comparable.
         later = {name for name in _SINCE_2 if getattr(self, name) == _default(name)}
+        if self.dataset_sha256:
+            later.add("dataset")
         text = json.dumps({name: value for name, value in said.items() if name not in later}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -154,6 +164,7 @@ _SINCE_2 = frozenset(
         "prefixes",
         "turns",
         "dataset",
+        "dataset_sha256",
         "endpoint",
         "requests",
         "ramp_s",

@@ -61,7 +61,8 @@ class Figures(Values):
     requests' whole prompts, cached tokens included, a prompt where its request ended; None where `usage` did not tell
     all of them. `usage_problems` counts requests whose `usage` is missing, has more tokens than were asked for, or fewer
     although `ignore_eos` was; what came out longer or shorter is in no TPOT and no E2E. `send_late_ms` is how long after
-    their intended time an open loop's requests went out. `client_note` says what is left out because the client was late.
+    their intended time an open loop's requests went out. `client_note` says what is left out because the client was late,
+    `prompts_said` what the lengths of synthetic prompts rest on.
     """
 
     concurrency: Level
@@ -86,6 +87,7 @@ class Figures(Values):
     client_cpu_ratio: float = 0.0
     client_limited: bool = False
     client_note: str = ""
+    prompts_said: str = ""
     void: str = ""
     drift_ratio: float | None = None
     goodput_limits: GoodputLimits | None = None
@@ -166,6 +168,7 @@ def figures(samples: LevelSamples, *, ignore_eos: bool = False) -> Figures:
         client_cpu_ratio=samples.cpu_ratio,
         client_limited=bool(limit),
         client_note=blurred(samples),
+        prompts_said=samples.prompts_said,
         void=limit if seconds > 0 else "the load ended before its steady part began",
         drift_ratio=_drift(samples, seconds, per_event, request_s),
         answered_req_s=answered.mean if answered else None,

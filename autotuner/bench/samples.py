@@ -83,6 +83,7 @@ class LevelSamples(Values):
     `unread_bytes_max` the most that was seen waiting in its sockets, `kernel_stamps` tells that TTFT and gaps are the
     kernel's receive times, `capacity_tok_s` how many events a second one process can take, as calibrated on this host.
     `held_back` tells that requests of an open loop did not always go out when due, because as many as allowed were in flight.
+    `prompts_said` tells in a sentence what the lengths of synthetic prompts rest on.
     """
 
     kind: Literal["samples"] = "samples"
@@ -106,6 +107,7 @@ class LevelSamples(Values):
     processes: int = 1
     capacity_tok_s: float | None = None
     held_back: bool = False
+    prompts_said: str = ""
 
     @property
     def open_loop(self) -> bool:

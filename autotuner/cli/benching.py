@@ -15,7 +15,7 @@ from autotuner.bench.benchmark import Benchmark, level_name
 from autotuner.bench.export import FORMATS, Measured, exported
 from autotuner.bench.measurement import GoodputLimits
 from autotuner.cli.benchtable import levels_table
-from autotuner.cli.common import json_option, print_json
+from autotuner.cli.common import json_option, print_json, user_cache
 from autotuner.cli.exporting import write
 from autotuner.core.remarks import in_words, level_remarks, prompts_remark
 from autotuner.errors import HostError
@@ -107,7 +107,8 @@ def bench(ctx: click.Context, /, **given: Any) -> None:
       autotuner bench http://127.0.0.1:8000 -c 32 -o result.json --format vllm
     """
     from autotuner.cli.benchlive import LiveLevels
-    from autotuner.edge.endpoint import base_url, model_at
+    from autotuner.edge.datasets import with_dataset
+from autotuner.edge.endpoint import base_url, model_at
     from autotuner.standalone import Standalone
 
     root, key = base_url(given["url"]), _api_key(given["api_key_file"])
@@ -117,7 +118,9 @@ def bench(ctx: click.Context, /, **given: Any) -> None:
     click.echo(f"{model or 'the model'} at {root}: {in_words(benchmark)}", err=True)
 
     with LiveLevels(benchmark) as live:
-        run = Standalone(root, benchmark, model, live.show, api_key=key, limits=given["limits"], gpus=gpus)
+        run = Standalone(
+            root, benchmark, model, live.show, api_key=key, limits=given["limits"], gpus=gpus, cache=user_cache()
+        )
         signal_number = asyncio.run(_until_done(run))
     _write_files(run.measured, given)
     if given["as_json"]:
@@ -165,7 +168,8 @@ def _benchmark(given: dict[str, Any]) -> Benchmark:
     if fields.get("dataset"):
         fields["dataset"] = str(Path(fields["dataset"]).resolve())
     try:
-        return Benchmark.model_validate(fields)
+        made = Benchmark.model_validate(fields)
+        return with_dataset(made, Path()) if made.dataset else made
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         name = str(problem["loc"][0]) if problem["loc"] else ""

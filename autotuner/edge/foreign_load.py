@@ -175,7 +175,8 @@ def load_for(
 ) -> Load | ForeignLoad:
     """Return the load of a level by the benchmark's client; our own may run up to `longest_s` until it is stopped.
 
-    `cache` is the folder where it keeps what this host can take. `launch` is how many launches of the candidate were measured before: see `foreign.seed_of`.
+    `cache` is the folder where it keeps what this host can take. `launch` is how many launches of the candidate were
+    measured before: see `foreign.seed_of`.
     """
     if benchmark.client == "autotuner":
         return Load(url, benchmark.model_copy(update={"seconds": longest_s}), level, model, cache=cache)

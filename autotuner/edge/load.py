@@ -14,6 +14,7 @@ from autotuner.bench import worker
 from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.bench.measurement import LevelSamples, Progress
 from autotuner.edge.calibration import capacity_tok_s
+from autotuner.edge.tokenizer import words_for
 from autotuner.errors import HostError
 
 PROCESSES_MAX = 16
@@ -47,12 +48,16 @@ class Load:
             "api_key": api_key,
             "processes_max": processes_max or usual_processes_max(),
         }
+        self._benchmark = benchmark
         self._cache = cache
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
         if self._cache is not None:
             self._job["capacity_tok_s"] = await capacity_tok_s(self._cache)
+        if not self._benchmark.dataset or self._benchmark.load == "trace":
+            words = await words_for(self._job["url"], self._benchmark, self._job["model"], self._job["api_key"])
+            self._job["words"] = words.model_dump(mode="json")
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *worker.command(),
