@@ -15,13 +15,14 @@ import platform
 import signal
 import sys
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 from clientbench import checks
 from clientbench.contestants import Client, Ours, SglangRust, Unavailable, VllmBench, write_tokenizer
 from clientbench.nullserver import NullServer, compiled
 from clientbench.processes import adopt_orphans
-from clientbench.report import VLLM, Run, bar_table, bars, mode_table, verdict_table
+from clientbench.report import VLLM, Bar, Run, bar_table, bars, mode_table, verdict_table
 from clientbench.running import Bench
 from clientbench.schedule import MODES, WHAT, Mode
 
@@ -45,7 +46,8 @@ def main() -> int:
     modes = [mode for mode in MODES if mode.name in wanted]
     with NullServer(compiled(options.folder), cores[0]) as server:
         bench = Bench(server, cores[0], cores[1], options.folder)
-        print(heading(cores))
+        machine = heading(cores)
+        print(machine)
         clients = contestants(options.folder) if modes else []
         rounds = 1 if options.quick else options.runs
         runs = compare(bench, clients, modes, rounds, everywhere=options.vllm_everywhere)
@@ -53,9 +55,9 @@ def main() -> int:
             print(f"\n{bar_table(bars(runs))}", flush=True)
         checked = check(bench, wanted, runs, options)
     if options.json:
-        document = {"machine": heading(cores), "runs": runs, "bars": bars(runs), "checks": checked}
+        document = {"machine": machine, "runs": runs, "bars": bars(runs), "checks": checked}
         options.json.write_text(json.dumps(document, default=as_json, indent=1) + "\n")
-    return int(any(run.failure for run in [*runs, *sum(checked.values(), [])] if run.client == Ours.name))
+    return int(any(run.failure for run in chain(runs, *checked.values()) if run.client == Ours.name))
 
 
 def arguments() -> argparse.Namespace:
@@ -64,8 +66,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one run of acc and paced20k, no checks")
     parser.add_argument("--only", action="append", choices=(*WHAT, *CHECKS), help="this alone; may be given again")
     parser.add_argument("--runs", type=int, default=3, help="runs of each mode and client (default %(default)s)")
-    parser.add_argument("--verdict-runs", type=int, default=10, help="runs of each kind of verdict (default %(default)s)")
-    parser.add_argument("--vllm-everywhere", action="store_true", help="vLLM's client in all modes, not in two (minutes more)")
+    parser.add_argument(
+        "--verdict-runs", type=int, default=10, help="runs of each kind of verdict (default %(default)s)"
+    )
+    parser.add_argument(
+        "--vllm-everywhere", action="store_true", help="vLLM's client in all modes, not in two (minutes more)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run to this file too")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where what is built and downloaded is kept")
     return parser.parse_args()
@@ -73,7 +79,9 @@ def arguments() -> argparse.Namespace:
 
 def heading(cores: list[int]) -> str:
     """Name the machine."""
-    model = next((x.partition(":")[2].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), "?")
+    model = next(
+        (x.partition(":")[2].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), "?"
+    )
     try:
         loop = f"uvloop {version('uvloop')}"
     except ImportError:
@@ -109,7 +117,9 @@ def compare(bench: Bench, clients: list[Client], modes: list[Mode], rounds: int,
                 progress(f"{mode.name}: {client.name}")
                 found.append(bench.run(client, mode))
         possible = f", {mode.possible_tok_s:,.0f} tok/s possible" if mode.possible_tok_s else ""
-        print(f"\n**{mode.name}**: {WHAT[mode.name]} (C {mode.concurrency}, {mode.requests} x {mode.tokens} tokens{possible})\n")
+        print(
+            f"\n**{mode.name}**: {WHAT[mode.name]} (C {mode.concurrency}, {mode.requests} x {mode.tokens} tokens{possible})\n"
+        )
         print(mode_table(found), flush=True)
         runs += found
     return runs
@@ -121,7 +131,10 @@ def check(bench: Bench, wanted: set[str], runs: list[Run], options: argparse.Nam
     if "stall" in wanted:
         progress("stall")
         found["stall"] = checks.stall(bench, options.runs)
-        print(f"\n**stall**: stopped for 5 ms every 100 ms, in the mode acc\n\n{checks.stall_table(found['stall'])}", flush=True)
+        print(
+            f"\n**stall**: stopped for 5 ms every 100 ms, in the mode acc\n\n{checks.stall_table(found['stall'])}",
+            flush=True,
+        )
     if "verdicts" in wanted:
         progress("verdicts")
         made = checks.verdicts(bench, options.verdict_runs)
@@ -144,7 +157,9 @@ def progress(text: str) -> None:
 
 def as_json(value: object) -> object:
     """Write what json does not know."""
-    return value.as_json() if isinstance(value, Run) else vars(value)
+    if isinstance(value, Run | Bar):
+        return value.as_json()
+    raise TypeError(f"no JSON for {value!r}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Checks of our own client beyond speed: stalls repaired or flagged, verdicts on itself, stopping from outside."""
 
+from contextlib import AbstractContextManager
+
 from clientbench.contestants import Ours
 from clientbench.processes import busy_loops, stalled
 from clientbench.report import Run, spread, table, values
@@ -10,7 +12,7 @@ STALL_OFF_MS = 0.2  # ITL p99 above the truth from which a stall must have been 
 QUIET = Mode("at ease: 6,400 tok/s", 64, 64, 128)
 BATCHING = Mode("a server that batches: 4 tokens every 40 ms", 64, 64, 128, burst=4)
 SHARED = Mode("its core shared with three busy loops, 100,000 tok/s", 128, 768, 128, itl_ms=1.28)
-QUOTA = Mode("10 % of a core, 20,000 tok/s", 128, 256, 128, itl_ms=6.4)
+QUOTA = Mode("6 % of a core, 20,000 tok/s", 128, 256, 64, itl_ms=6.4)
 TORRENT = Mode("800,000 tok/s, 8 a send", 512, 2048, 256, itl_ms=0.64, burst=8)
 STOPPED = Mode("stop", 128, 1024, 128, itl_ms=20.0)
 STOP_AFTER_S = 3.5  # an answer takes 2.59 s, so 128 are finished by then and 128 under way
@@ -20,10 +22,10 @@ def stall(bench: Bench, runs: int) -> list[Run]:
     """Our client in the mode acc, stopped for 5 ms every 100 ms."""
     mode = next(mode for mode in MODES if mode.name == "acc")
 
-    def disturbed(pids: list[int]) -> object:
+    def disturbed(pids: list[int]) -> AbstractContextManager[None]:
         return stalled(pids, bench.server_core, every_s=0.1, for_s=0.005)
 
-    return [bench.run(Ours(), mode, disturbed=disturbed) for _ in range(runs)]  # type: ignore[arg-type]
+    return [bench.run(Ours(), mode, disturbed=disturbed) for _ in range(runs)]
 
 
 def stall_table(found: list[Run]) -> str:
@@ -48,15 +50,21 @@ def verdicts(bench: Bench, runs: int) -> dict[str, list[Run]]:
     """Our client at ease, on a server that batches, and made too slow in three ways; in turn, `runs` of each."""
     kinds: dict[str, list[Run]] = {m.name: [] for m in (QUIET, BATCHING, SHARED, QUOTA, TORRENT)}
 
-    def throttled(pids: list[int]) -> object:
-        return stalled(pids, bench.server_core, every_s=0.05, for_s=0.045)
+    def throttled(pids: list[int]) -> AbstractContextManager[None]:
+        return stalled(pids, bench.server_core, every_s=0.05, for_s=0.047)
 
-    def crowded(_: list[int]) -> object:
+    def crowded(_: list[int]) -> AbstractContextManager[None]:
         return busy_loops(3, bench.client_core)
 
     for _ in range(runs):
-        for mode, disturbed in ((QUIET, None), (BATCHING, None), (SHARED, crowded), (QUOTA, throttled), (TORRENT, None)):
-            kinds[mode.name].append(bench.run(Ours(), mode, disturbed=disturbed))  # type: ignore[arg-type]
+        for mode, disturbed in (
+            (QUIET, None),
+            (BATCHING, None),
+            (SHARED, crowded),
+            (QUOTA, throttled),
+            (TORRENT, None),
+        ):
+            kinds[mode.name].append(bench.run(Ours(), mode, disturbed=disturbed))
     return kinds
 
 

@@ -21,7 +21,7 @@ PROMPT_TOKENS = 32
 SGLANG = "sglang==0.5.23"
 
 
-class Unavailable(Exception):  # noqa: N818 - it tells what is so
+class Unavailable(Exception):
     """A peer cannot be had; the message says why."""
 
 
@@ -71,9 +71,9 @@ class Ours:
         samples = LevelSamples.model_validate_json(line)
         found = figures(samples)
         run.ttft_ms, run.itl_ms = _quantiles(found.ttft_ms), _quantiles(found.itl_ms)
-        run.limited = found.client_limited
+        run.limited = found.client_limited or "client was the limit" in found.void
         withheld = "" if found.itl_ms else "ITL withheld"
-        run.said = "client was the limit" if found.client_limited else "void" if found.void else withheld
+        run.said = "client was the limit" if run.limited else "void" if found.void else withheld
         run.extra = samples.model_dump(mode="json", exclude={"requests", "bins", "gaps"}) | {
             "void": found.void,
             "finished": sum(not r.cut and not r.error for r in samples.requests),

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Self
 
 from clientbench.processes import end, pinned
 from clientbench.schedule import Mode
@@ -19,7 +20,9 @@ def compiled(folder: Path) -> Path:
     """Compile the server into this folder and return it; end the program where that cannot be done."""
     compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
     if compiler is None:
-        sys.exit("no C compiler found (cc, gcc or clang; Debian: apt-get install gcc libc6-dev): the null server is written in C")
+        sys.exit(
+            "no C compiler found (cc, gcc or clang; Debian: apt-get install gcc libc6-dev): the null server is written in C"
+        )
     made = folder / "nullserver"
     done = subprocess.run([compiler, "-O2", "-o", made, SOURCE], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -41,7 +44,7 @@ class NullServer:
         self.port = int(words[1])
         self.pid = self._process.pid
 
-    def __enter__(self) -> "NullServer":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -172,6 +172,10 @@ class Bar:
             return None
         return self.figure >= self.bar if self.at_least else self.figure <= self.bar
 
+    def as_json(self) -> dict[str, Any]:
+        """Everything, with whether it was reached."""
+        return {**asdict(self), "reached": self.reached}
+
     @property
     def verdict(self) -> str:
         """In words: reached, or by how much it fell short."""

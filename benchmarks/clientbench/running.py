@@ -17,7 +17,7 @@ from clientbench.report import Run
 from clientbench.schedule import Mode
 
 LIMIT_S = 120.0
-GOES_ON_S = 0.02  # after the last answer: a client that ends by count asks for nothing more
+GOES_ON_S = 0.05  # between looks, after the last answer, whether a client asks for more than it was told to
 
 
 @dataclass
@@ -61,8 +61,11 @@ class Bench:
             elif line == "last" and not run.truth:
                 run.truth = self.server.stats()
                 seen.look_again_at = time.monotonic() + GOES_ON_S
-            elif line == "again" and self.server.stats()["requests"] > mode.requests:
-                os.kill(seen.pid, signal.SIGTERM)  # it does not end by count; what is compared ended with the last answer
+            elif line == "again":
+                if self.server.stats()["requests"] > mode.requests:
+                    os.kill(seen.pid, signal.SIGTERM)  # it goes on; what is compared ended with the last answer
+                else:
+                    seen.look_again_at = time.monotonic() + GOES_ON_S
 
         start = client.start(mode, self.server.url, work)
         with (work / "stdout").open("wb") as out, (work / "stderr").open("wb") as err:
