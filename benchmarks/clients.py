@@ -27,6 +27,7 @@ from clientbench.running import Bench
 from clientbench.schedule import MODES, WHAT, Mode
 
 FOLDER = Path(__file__).resolve().parents[1] / ".venv" / "bench-clients"
+BUSY = 0.5  # load average at the start
 CHECKS = ("stall", "verdicts", "stop")
 # vLLM's client takes ten to twenty seconds to start, and no bar is about it in the other modes.
 VLLM_MODES = {"acc", "paced20k"}
@@ -47,7 +48,9 @@ def main() -> int:
     with NullServer(compiled(options.folder), cores[0]) as server:
         bench = Bench(server, cores[0], cores[1], options.folder)
         machine = heading(cores)
-        print(machine)
+        print(machine, flush=True)
+        if os.getloadavg()[0] > BUSY:
+            print("\nThis machine is busy with something else: these figures tell little.", flush=True)
         clients = contestants(options.folder) if modes else []
         rounds = 1 if options.quick else options.runs
         runs = compare(bench, clients, modes, rounds, everywhere=options.vllm_everywhere)

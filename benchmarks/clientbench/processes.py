@@ -14,6 +14,7 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SAMPLE_S = 0.5  # between looks at the memory: reading it takes time from the server's core
+AFTER_S = 0.05  # the same once the last answer is written, when a client's report may take more memory than the load
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -168,13 +169,14 @@ def watch(
     """Follow a process to its end: `events` is where the server writes its lines, which are handed on.
 
     It is followed from the server's core, so as little as can be is done while tokens flow: a clock read a process at the
-    first request, and a look at the memory every SAMPLE_S.
+    first request, and a look at the memory every SAMPLE_S, which is oftener once that can disturb nothing.
     """
     seen = Watched(process.pid, started_ns, known=[process.pid])
     pidfd = os.pidfd_open(process.pid)
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     poll.register(events, select.POLLIN)
+    pause_s = SAMPLE_S
     sample_at, end_at = time.monotonic() + SAMPLE_S / 4, time.monotonic() + limit_s
     try:
         while True:
@@ -186,6 +188,7 @@ def watch(
                         seen.cpu_first_s = cpu_s(seen.known)
                     elif line == "last":
                         seen.cpu_last_s = cpu_s(seen.known)
+                        sample_at, pause_s = 0.0, AFTER_S
                     on_event(line, seen)
             if pidfd in ready:
                 break
@@ -195,7 +198,7 @@ def watch(
             if time.monotonic() >= sample_at:
                 seen.known = tree(process.pid)
                 seen.pss_mb = max(seen.pss_mb, pss_mb(seen.known))
-                sample_at = time.monotonic() + SAMPLE_S
+                sample_at = time.monotonic() + pause_s
             if time.monotonic() >= end_at:
                 seen.timed_out = True
                 for pid in reversed(tree(process.pid)):
