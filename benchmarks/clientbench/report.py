@@ -9,7 +9,9 @@ from clientbench.schedule import Mode
 
 OURS, RUST, VLLM = "autotuner", "SGLang Rust", "vllm bench serve"
 KEPT_UP, LEFT_BEHIND = 0.97, 0.90  # shares of the possible at which a client was surely not, and surely was, the limit
-SERVER_BUSY = 0.95  # of its core: from there on the server may have been the limit instead
+SERVER_LATE_MS = (
+    1.0  # median lateness against its own schedule: from there on the server may have been the limit instead
+)
 
 
 @dataclass
@@ -247,16 +249,15 @@ def bar_table(found: list[Bar]) -> str:
 def was_the_limit(run: Run) -> bool | None:
     """Given a run, return whether the truth shows its client to have been the limit; None where it shows neither.
 
-    Nothing the client said comes in: only how much of the schedule it let the server deliver, and whether the server had CPU
-    to spare.
+    Nothing the client said comes in: only how much of the schedule it let the server deliver, and whether the server kept that
+    schedule itself, which counts from each request's arrival and waits for no client.
     """
     share = run.share
     if share is None:
         return None
     if share >= KEPT_UP:
         return False
-    busy = run.truth["cpu_s"] / max(1e-9, run.truth["wall_s"])
-    return True if share < LEFT_BEHIND and busy < SERVER_BUSY else None
+    return True if share < LEFT_BEHIND and run.truth["late_p50"] <= SERVER_LATE_MS else None
 
 
 def verdict_table(kinds: dict[str, list[Run]]) -> str:
