@@ -107,8 +107,7 @@ def bench(ctx: click.Context, /, **given: Any) -> None:
       autotuner bench http://127.0.0.1:8000 -c 32 -o result.json --format vllm
     """
     from autotuner.cli.benchlive import LiveLevels
-    from autotuner.edge.datasets import with_dataset
-from autotuner.edge.endpoint import base_url, model_at
+    from autotuner.edge.endpoint import base_url, model_at
     from autotuner.standalone import Standalone
 
     root, key = base_url(given["url"]), _api_key(given["api_key_file"])
@@ -167,6 +166,8 @@ def _benchmark(given: dict[str, Any]) -> Benchmark:
         fields |= {"levels": given[loads[0]], "load": _LEVELS_OF[loads[0]]}
     if fields.get("dataset"):
         fields["dataset"] = str(Path(fields["dataset"]).resolve())
+    from autotuner.edge.datasets import with_dataset
+
     try:
         made = Benchmark.model_validate(fields)
         return with_dataset(made, Path()) if made.dataset else made
