@@ -13,7 +13,7 @@ def arrivals(benchmark: Benchmark, rate: Level) -> Iterator[float]:
     Poisson arrivals have independent exponential gaps, constant ones equal gaps. Over the first `ramp_s` seconds the rate grows
     evenly from 0 to `rate`: then half as many requests come as would at the full rate.
     """
-    source = random.Random(f"{benchmark.seed}/arrivals/{rate}")  # noqa: S311 - reproducible, not secret
+    source = random.Random(f"{benchmark.seed}/arrivals/{float(rate)}")  # noqa: S311 - reproducible, not secret
     expected = 0.0  # how many requests are expected until the next one, at any rate
     while True:
         expected += source.expovariate(1.0) if benchmark.arrivals == "poisson" else 1.0

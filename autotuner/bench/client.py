@@ -10,6 +10,7 @@ import socket
 import ssl
 from array import array
 from collections.abc import Awaitable, Callable, Coroutine
+from itertools import islice
 from typing import Any
 
 from autotuner.bench.arrivals import arrivals
@@ -30,6 +31,7 @@ PROGRESS_S = 0.5
 LAG_PROBE_S = 0.02
 WARMUP_LEAST_S = 60.0  # warm-up may last this long or four times the measured part, whichever is longer
 WARMUP_FAILURES = 3  # a stream that failed so often in its warm-up holds the level up no longer
+HOPELESS_S = 3.0  # nor does an open loop of which so many requests failed, and none was answered, for so long
 SETTLED_REQUESTS = (
     2.0  # an open loop is warm when its first request's duration has passed so often: then as many end as begin
 )
@@ -40,6 +42,7 @@ PAUSE_S = (0.1, 1.0)  # after a failed request: first and longest, so that a dea
 POOL_AHEAD_S = 2.0  # an open loop has the requests of so many seconds written ahead
 IN_FLIGHT_MAX = 16_384  # of an open loop without a limit of its own; later requests wait, and their lateness is counted
 SPARE_MAX = 64  # connections opened before an open loop begins
+LOOKED_INTO_MAX = 512  # sockets whose unread bytes are looked at: a look at thousands would be a stall of its own
 
 # Given the busiest share of the warm-up, says when the steady part begins; None ends the level there.
 Begin = Callable[[float], Awaitable[float | None]]
@@ -72,7 +75,7 @@ class LevelRun:
         self._level = level
         self._closed = self._benchmark.load == "concurrency"
         self._shard, self._shards = shard
-        self._streams = len(range(self._shard, int(level), self._shards)) if self._closed else 0
+        self._streams = self._part(int(level)) if self._closed else 0
         self._on_progress = on_progress
         self._begin = begin
         self._meter = Meter()
@@ -84,6 +87,8 @@ class LevelRun:
         self._settled_at: float | None = None
         self._exhausted = self._held_back = False
         self._unread = 0
+        self._waits: float | None = None  # how busy the warm-up was, while we wait to be told to begin
+        self._next_due = float("inf")  # of an open loop's next request
         self._addresses: list[Address] = []
         self._zero = 0.0
         self._stopping = self._finishing = False
@@ -94,11 +99,7 @@ class LevelRun:
 
     async def run(self) -> LevelSamples:
         """Drive the load to its end or until `stop`, and return what was measured."""
-        ahead = self._streams or max(4, round(POOL_AHEAD_S * self._level))
-        await self._pool.fill(ahead)
-        with contextlib.suppress(OSError):  # each request will try again, and have it named
-            self._addresses = await self._target.addresses()
-        await self._open_spares()
+        await self._prepare_until_stopped()
         loop = asyncio.get_running_loop()
         if isinstance(loop, HotLoop):
             loop.hot.precise = not self._closed
@@ -121,6 +122,26 @@ class LevelRun:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
         return samples
+
+    async def _prepare_until_stopped(self) -> None:
+        """Make ready what would hold up the load's first moments; a stop does not wait for it."""
+        preparing = asyncio.create_task(self._prepare())
+        preparing.add_done_callback(lambda _: self._change.set())
+        await self._until(preparing.done, None)
+        if preparing.done():
+            preparing.result()
+        preparing.cancel()
+
+    async def _prepare(self) -> None:
+        if not self._closed or self._streams:
+            await self._pool.fill(self._streams or max(4, round(POOL_AHEAD_S * self._level / self._shards)))
+        with contextlib.suppress(OSError):  # each request will try again, and have it named
+            self._addresses = await self._target.addresses()
+        await self._open_spares()
+
+    def _part(self, whole: int) -> int:
+        """How many of so many are this shard's."""
+        return len(range(self._shard, whole, self._shards))
 
     async def _first_end(self, running: list["asyncio.Task[None]"]) -> None:
         """Wait for the course, which ends by itself; whatever else ends early has raised what must not be swallowed."""
@@ -149,18 +170,26 @@ class LevelRun:
             return  # stopped, or every request of the warm-up failed
         now = monotonic_s()
         start = await self._begin(used().since(self._used_from, now - self._zero).busy)
+        self._waits = None
         if start is None or self._stopping:
             return
+        self._meter.begin(
+            start
+        )  # before the wait: a request that ends while this waits late is counted from `start` on
         await self._until(lambda: False, start - monotonic_s())
-        self.tell()  # so that no later line mixes events of the warm-up into the steady part
-        self._meter.steady_from = start
+        if monotonic_s() < start:
+            self._meter.steady_from = None  # stopped before
+            return
+        self.tell(phase="warm-up")  # so that no later line mixes events of the warm-up into the steady part
         self._used_from = used()
         self._ended_before = self._good + self._failed
-        await self._until(lambda: self._enough(self._benchmark.requests), start + seconds - monotonic_s())
-        if self._benchmark.requests is None and not self._finishing:
+        wanted = self._benchmark.requests
+        most = None if wanted is None else self._part(wanted)
+        await self._until(lambda: self._enough(most), start + seconds - monotonic_s())
+        if wanted is None and not self._finishing:
             await self._until(lambda: self._enough(self._streams), seconds)
         self.tell()
-        self._meter.steady_to = monotonic_s()
+        self._meter.end(monotonic_s())
         self._used_to = used()
         if not self._closed or not self._benchmark.fixed_length:
             await self._until(self._all_ended, max(TAIL_LEAST_S, seconds))
@@ -168,13 +197,16 @@ class LevelRun:
     def _warm(self) -> bool:
         if self._exhausted and not self._live:
             return True
-        if self._closed:
-            return self._cold == 0
         if self._benchmark.load == "trace":
             return True  # a recording is measured from its first request
         elapsed = monotonic_s() - self._zero
-        settled = not self._benchmark.warmup_requests or (self._settled_at is not None and elapsed >= self._settled_at)
-        return elapsed >= self._benchmark.ramp_s and settled
+        if elapsed < self._benchmark.ramp_s:
+            return False
+        if self._closed:
+            return self._cold == 0
+        if not self._good and self._failed >= WARMUP_FAILURES and elapsed >= HOPELESS_S:
+            return True  # nothing is answered, and nobody need wait for it
+        return not self._benchmark.warmup_requests or (self._settled_at is not None and elapsed >= self._settled_at)
 
     def _enough(self, requests: int | None) -> bool:
         """So many requests have ended in the steady part, or none can come any more, or it is to end in any case."""
@@ -183,12 +215,14 @@ class LevelRun:
         return requests is not None and self._good + self._failed - self._ended_before >= requests
 
     def _all_ended(self) -> bool:
-        """Every request that began in the steady part has ended."""
-        return not any(self._meter.is_steady(_began(record)) for record in self._live)
+        """Every request that began in the steady part has ended, those among them that were held back."""
+        return not self._meter.is_steady(self._next_due) and not any(
+            self._meter.is_steady(_began(record)) for record in self._live
+        )
 
-    async def _until(self, reached: Callable[[], bool], limit_s: float) -> None:
+    async def _until(self, reached: Callable[[], bool], limit_s: float | None) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, limit_s)):
+            async with asyncio.timeout(None if limit_s is None else max(0.0, limit_s)):
                 while not (self._stopping or reached()):
                     self._change.clear()
                     await self._change.wait()
@@ -224,21 +258,24 @@ class LevelRun:
     # Open loop: each request when it is due, on any connection that is free.
 
     async def _open_loop(self) -> None:
-        due = arrivals(self._benchmark, self._level)
-        limit = asyncio.Semaphore(self._benchmark.max_concurrency or IN_FLIGHT_MAX)
+        planned = arrivals(self._benchmark, self._level)
+        most = self._benchmark.max_concurrency
+        limit = asyncio.Semaphore(IN_FLIGHT_MAX if most is None else self._part(most))
         async with asyncio.TaskGroup() as group:
             for number in range(1 << 62):
-                at_s = next(due)
+                at_s = next(planned)
                 if number % self._shards != self._shard:
                     continue
                 item = self._pool.take()
                 if item is None:
                     break
-                at_s = at_s if item.ask.at_s is None else item.ask.at_s
-                await asyncio.sleep(self._zero + at_s - monotonic_s())
+                due = self._zero + (at_s if item.ask.at_s is None else item.ask.at_s)
+                self._next_due = due
+                await asyncio.sleep(due - monotonic_s())
                 self._held_back |= limit.locked()
                 await limit.acquire()
-                group.create_task(self._arrival(item, self._zero + at_s, limit))
+                group.create_task(self._arrival(item, due, limit))
+        self._next_due = float("inf")
         self._exhausted = True
         self._change.set()
 
@@ -251,7 +288,7 @@ class LevelRun:
                 record, connection = await self._one_request(free, item, None, due)
                 self._note_settled(record)
                 item, said = self._pool.next_turn(item, record, said)
-                due = None if item is None else monotonic_s()
+                due = record.end  # a turn is due when the one before was answered
         finally:
             limit.release()
             if connection is not None and connection.usable:
@@ -285,7 +322,8 @@ class LevelRun:
         self, connection: Connection | None, item: Prepared, before: Record | None, due: float | None = None
     ) -> tuple[Record, Connection | None]:
         """Send a request on a connection, if there is one, and return its record and the connection to use next."""
-        record = Record(sent=monotonic_s(), due=due, asked_tokens=item.asked_tokens, turn=item.turn)
+        began = monotonic_s()
+        record = Record(sent=began, due=due, asked_tokens=item.asked_tokens, turn=item.turn)
         record.heard = [] if item.ask.more else None
         self._live[record] = None
         reused = connection is not None and connection.usable
@@ -304,7 +342,7 @@ class LevelRun:
             record.error, record.detail, record.end, reused, record.retried = "", "", None, False, True
         del self._live[record]
         self._meter.stamped |= connection is not None and connection.wire is not None and connection.wire.stamped
-        self._note(record, before)
+        self._note(record, before, began)
         return record, connection
 
     async def _connect(self, record: Record) -> Connection | None:
@@ -322,10 +360,11 @@ class LevelRun:
             return None
         return made
 
-    def _note(self, record: Record, before: Record | None) -> None:
-        late = record.due if before is None else before.end
-        if late is not None and self._meter.is_steady(record.sent):
-            self._meter.send_delays.append(max(0.0, record.sent - late))
+    def _note(self, record: Record, before: Record | None, began: float) -> None:
+        """A request is over; `began` is when it was taken up. What connecting took from then on is not ours to answer for."""
+        wanted = record.due if before is None else before.end
+        if wanted is not None and self._meter.is_steady(record.sent):
+            self._meter.send_delays.append(max(0.0, began - wanted))
         if record.error:
             self._failed += 1
             self.details.setdefault(record.error, record.detail)
@@ -339,6 +378,8 @@ class LevelRun:
         now = monotonic_s()
         self._used_to = used() if self._meter.steady_to is None else self._used_to
         for record, connection in self._live.items():
+            if connection is not None and connection.unanswered:
+                record.end, record.error = None, ""  # it was about to go out once more
             record.cut = record.end is None
             if connection is not None:
                 connection.drop()
@@ -353,6 +394,7 @@ class LevelRun:
         while True:
             due = monotonic_s() + LAG_PROBE_S
             await asyncio.sleep(LAG_PROBE_S)
+            self._ahead.check()
             if self._meter.is_steady(due):
                 self._lag.append(max(0.0, monotonic_s() - due))
 
@@ -360,13 +402,19 @@ class LevelRun:
         while True:
             await asyncio.sleep(PROGRESS_S)
             self._ahead.refresh()
-            self._unread = max(self._unread, sum(c.unread_bytes for c in self._live.values() if c is not None))
+            if self._meter.is_steady(monotonic_s()):
+                looked_into = islice(self._live.values(), LOOKED_INTO_MAX)
+                self._unread = max(self._unread, sum(c.unread_bytes for c in looked_into if c is not None))
             self.tell()
-            if not self._closed:
-                self._change.set()  # an open loop is warm by time
+            self._change.set()  # a ramp is over by time, and an open loop is warm by it
 
-    def tell(self, *, waits: bool = False) -> None:
-        """Say how far the load is; `waits` that it is warm and holds until it is told to begin."""
+    def wait(self, busy: float) -> None:
+        """Say from now on that the load is warm, and how busy that kept us; until it is told to begin."""
+        self._waits = busy
+        self.tell()
+
+    def tell(self, phase: Any = None) -> None:
+        """Say how far the load is."""
         now, spent = monotonic_s(), used()
         total = self._meter.events + sum(len(record.times) for record in self._live)
         events, self._told = total - self._told, total
@@ -375,19 +423,19 @@ class LevelRun:
         self._on_progress(
             Progress(
                 at_s=round(now - self._zero, 3),
-                phase=self._phase(),
+                phase=phase or self._phase(now),
                 events=events,
                 in_flight=len(self._live),
                 done=self._good,
                 failed=self._failed,
                 tokens_per_event=round(self._meter.tokens_per_event, 4),
-                busy_ratio=round(busy, 3),
-                waits=waits,
+                busy_ratio=round(busy if self._waits is None else self._waits, 3),
+                waits=self._waits is not None,
             )
         )
 
-    def _phase(self) -> Any:
-        if self._meter.steady_from is None:
+    def _phase(self, now: float) -> Any:
+        if self._meter.steady_from is None or now < self._meter.steady_from:
             return "warm-up"
         return "steady" if self._meter.steady_to is None else "tail"
 
@@ -400,14 +448,14 @@ class LevelRun:
             steady_from_s=None if start is None else round(start - self._zero, 6),
             steady_to_s=None if start is None else round(start - self._zero + len(bins) * BIN_S, 6),
             stopped_early=self._stopping,
-            requests=tuple(meter.samples),
+            requests=meter.samples(self._zero),
             bins=bins,
             gaps=meter.gaps(),
             merged_ratio=round(meter.merged_ratio(bins), 5),
             lag_p99_ms=quantiles_ms(self._lag).get("p99", 0.0),
             cpu_ratio=round(share.cpu, 4),
             waited_ratio=round(share.waited, 4),
-            read_delay_ms=quantiles_ms(meter.read_delays),
+            read_delay_ms=quantiles_ms(meter.read_delays) if meter.stamped else {},
             send_delay_ms=quantiles_ms(meter.send_delays),
             unread_bytes_max=self._unread,
             kernel_stamps=meter.stamped,

@@ -22,6 +22,8 @@ BEGIN_IN_S = 0.2  # how far ahead the instant is at which all begin together
 TELL_S = 0.5
 LINE_BYTES_MAX = 256 << 20
 
+_PHASES = ("warm-up", "steady", "tail")
+
 _MESSAGE: TypeAdapter[Progress | LevelSamples] = TypeAdapter(Progress | LevelSamples)
 
 
@@ -76,12 +78,12 @@ class Conductor:
         """End the level at once; what was measured still comes."""
         self._stopping = True
         self._warm.set()
-        self._terminate()
+        self._end_all()
 
     def finish(self) -> None:
         """End the steady part now, on all at once."""
         for part in self._parts:
-            if part.process.stdin is not None:
+            if part.process.stdin is not None and not part.process.stdin.is_closing():
                 part.process.stdin.write(b'{"finish": true}\n')
 
     async def _started(self, number: int) -> asyncio.subprocess.Process:
@@ -91,7 +93,7 @@ class Conductor:
         return process
 
     async def _say(self, process: asyncio.subprocess.Process, document: dict[str, Any]) -> None:
-        if process.stdin is not None:
+        if process.stdin is not None and not process.stdin.is_closing():
             with contextlib.suppress(ConnectionError):  # it has ended; its missing samples tell
                 process.stdin.write(json.dumps(document).encode() + b"\n")
                 await process.stdin.drain()
@@ -99,17 +101,17 @@ class Conductor:
     async def _listen(self, part: _Part) -> None:
         if part.process.stdout is None:
             return
-        async for line in part.process.stdout:
-            message = _MESSAGE.validate_json(line)
-            if isinstance(message, LevelSamples):
-                part.samples = message
-                break
-            part.latest = message
-            self._untold[message.phase] += message.events
-            if all(p.latest is not None and p.latest.waits for p in self._parts):
-                self._warm.set()
+        with contextlib.suppress(ValueError):  # a line that ends where its process was killed
+            async for line in part.process.stdout:
+                message = _MESSAGE.validate_json(line)
+                if isinstance(message, LevelSamples):
+                    part.samples = message
+                    break
+                part.latest = message
+                self._untold[message.phase] += message.events
+                if all(p.latest is not None and p.latest.waits for p in self._parts):
+                    self._warm.set()
         if part.samples is None:
-            self._terminate()
             raise RuntimeError("one of the benchmark's processes ended without a result")
         self._warm.set()  # it may have ended in its warm-up, and the others must not wait for it
         if all(p.samples is not None for p in self._parts):
@@ -119,8 +121,8 @@ class Conductor:
         await self._warm.wait()
         known = [part.latest.busy_ratio for part in self._parts if part.latest is not None]
         self._too_busy = not self._stopping and max(known, default=0.0) > self.busy_max
-        if self._too_busy or any(part.samples is not None for part in self._parts):
-            self._terminate()
+        if self._too_busy or self._stopping or any(part.samples is not None for part in self._parts):
+            self._end_all()
         at = monotonic_s() + BEGIN_IN_S
         for part in self._parts:
             await self._say(part.process, {"begin_at": at})
@@ -134,14 +136,17 @@ class Conductor:
             latest = [part.latest for part in self._parts if part.latest is not None]
             if not latest:
                 continue
-            for phase in ("warm-up", "steady", "tail"):
-                if events := self._untold.pop(phase, 0):
+            now = min((p.phase for p in latest), key=_PHASES.index)  # told also where nothing came
+            for phase in _PHASES:
+                events = self._untold.pop(phase, 0)
+                if events or phase == now:
                     self.on_progress(_sum(latest, phase, events, monotonic_s() - start))
 
-    def _terminate(self) -> None:
+    def _end_all(self) -> None:
+        """End all at once, with what they measured: the end of its stdin does that at any instant, also while one starts."""
         for part in self._parts:
-            with contextlib.suppress(ProcessLookupError):
-                part.process.terminate()
+            if part.process.stdin is not None:
+                part.process.stdin.close()
 
 
 def _sum(latest: list[Progress], phase: Any, events: int, at_s: float) -> Progress:

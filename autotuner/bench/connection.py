@@ -9,10 +9,11 @@ from array import array
 from collections.abc import Callable
 
 from autotuner.bench.meter import DELAY_EVERY, Record
-from autotuner.bench.sse import DONE, Answer, NotHttpError, event_data, has_error, has_finish, has_text, has_usage
+from autotuner.bench.sse import DONE, Answer, NotHttpError, event_data, has_error, has_finish, has_usage
 from autotuner.bench.wire import Wire
 from autotuner.edge.clock import monotonic_s
 
+DETAIL_MAX = 500  # characters of what the server said about an error
 GRACE_S = 1.0  # how long an answer may go on after [DONE] or an error event before its connection is given up
 
 CONNECT_REFUSED = "connect refused"
@@ -50,7 +51,7 @@ class Connection:
         """Whether another request may be sent."""
         if self._record is not None or self.wire is None or not self.wire.open:
             return False
-        return not self.sent or (self._answer.complete and self._answer.reusable)
+        return not self.sent or (self._answer.complete and self._answer.reusable and not self.wire.sending)
 
     @property
     def unread_bytes(self) -> int:
@@ -68,10 +69,7 @@ class Connection:
         self._timer = loop.call_later(timeout_s, self._expire)
         self.sent += 1
         record.sent = monotonic_s()
-        try:
-            await self.wire.send(request)
-        except OSError as error:
-            self.lost(error)
+        self.wire.send(request)
         await self._future
 
     def drop(self) -> None:
@@ -98,23 +96,41 @@ class Connection:
             if self._heard is not None:
                 self._heard.append(data)
             return False
-        return self._received_else(data, at)
+        return self._received_else(data, at, now)
 
-    def _received_else(self, data: bytes, at: float) -> bool:
-        record = self._record
+    def _received_else(self, data: bytes, at: float, now: float) -> bool:
+        record, answer = self._record, self._answer
         if record is None:
             self.drop()  # nothing was asked: an answer now would be taken for that of the next request
             return False
+        self._read_delays.append(now - at)
+        tokens = 0
         try:
-            events = self._answer.feed(data)
+            while data:
+                pieces, used = answer.leading_tokens(data)
+                tokens += self._note_texts(pieces, record)
+                data = data[used:] if used else data
+                if not data:
+                    break
+                end = answer.boundary(len(data))
+                tokens += self._sort(answer.feed(data[:end]), record, at)
+                data = data[end:]
         except NotHttpError as error:
+            record.add(at, tokens)
             self._end(at, NOT_HTTP, str(error))
             self.drop()
             return True
-        self._sort(events, record, at)
-        if self._answer.complete:
+        record.add(at, tokens)
+        if answer.complete:
             self._end(at, *self._verdict(None))
-        return self._record is None
+        return record.end is not None  # also where only a timer was set, which the loop must hear of
+
+    def _note_texts(self, events: list[bytes], record: Record) -> int:
+        if events:
+            self._latest = events[-1]
+            if record.heard is not None:
+                record.heard += events
+        return len(events)
 
     def lost(self, error: Exception | None) -> None:
         """The connection ended, None meaning in order: judge what had come of the answer."""
@@ -124,21 +140,19 @@ class Connection:
         now = monotonic_s()
         self.unanswered = not self._answer.started
         if error is None:
-            self._sort(self._answer.eof(), record, now)
+            record.add(now, self._sort(self._answer.eof(), record, now))
         self._end(now, *self._verdict(error))
 
-    def _sort(self, events: list[bytes], record: Record, at: float) -> None:
-        tokens = 0
+    def _sort(self, events: list[bytes], record: Record, at: float) -> int:
+        """Take what events without text say, and return how many have text."""
+        has_text = self._answer.event_has_text
+        texts = []
         for event in events:
             if has_text(event):
-                tokens += 1
-                self._latest = event
-                if record.heard is not None:
-                    record.heard.append(event)
+                texts.append(event)
             elif data := event_data(event):
                 self._sort_textless(data, record, at)
-        if tokens:
-            record.add(at, tokens)
+        return self._note_texts(texts, record)
 
     def _sort_textless(self, data: bytes, record: Record, at: float) -> None:
         if data == DONE:
@@ -209,7 +223,7 @@ def error_message(body: bytes) -> str | None:
     """
     try:
         document = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(document, dict):
         return None
@@ -219,4 +233,4 @@ def error_message(body: bytes) -> str | None:
     if not error:
         return None
     message = error.get("message", error) if isinstance(error, dict) else error
-    return str(message)
+    return str(message)[:DETAIL_MAX]

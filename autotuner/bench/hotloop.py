@@ -26,7 +26,7 @@ class HotSelector(selectors.BaseSelector):
         self._slow = selectors.EpollSelector()
         self._epoll = select.epoll()
         self._epoll.register(self._slow.fileno(), select.EPOLLIN)
-        self._readers: dict[int, Reader] = {}
+        self._readers: dict[int, Reader] = {self._slow.fileno(): lambda _: True}
         self.precise = False  # wait to the microsecond, as an open loop must that sends on time
 
     def add_hot(self, fd: int, reader: Reader) -> None:
@@ -41,14 +41,15 @@ class HotSelector(selectors.BaseSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Read hot sockets until the loop has something to do or `timeout` seconds are over; return what else is ready."""
-        readers, poll, slow = self._readers, self._epoll.poll, self._slow.fileno()
+        reader_of, poll = self._readers.get, self._epoll.poll
         until = None if timeout is None else monotonic_s() + timeout
         wake = False
         while True:
             ready = self._poll(timeout, poll)
             now = monotonic_s()
             for fd, _ in ready:
-                if fd == slow or (fd in readers and readers[fd](now)):
+                reader = reader_of(fd)  # one dropped by another in this very batch has none
+                if reader is not None and reader(now):
                     wake = True
             if wake:
                 return self._slow.select(0)

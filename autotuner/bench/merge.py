@@ -12,6 +12,8 @@ def merge(parts: list[LevelSamples]) -> LevelSamples:
     What describes a process is that of the worst one: a level is as good as the worst of its streams.
     """
     first = parts[0]
+    worst = max(parts, key=lambda part: part.busy_ratio)
+    answered = [part for part in parts if any(r.events for r in part.requests)]  # others have read nothing
     starts = [part.steady_from_s for part in parts]
     shifts = [0.0 if first.steady_from_s is None or s is None else first.steady_from_s - s for s in starts]
     length = min(len(part.bins) for part in parts) if None not in starts else 0
@@ -30,12 +32,13 @@ def merge(parts: list[LevelSamples]) -> LevelSamples:
             "gaps": pack(b"".join(unpack(part.gaps) for part in parts)),
             "merged_ratio": max(part.merged_ratio for part in parts),
             "lag_p99_ms": max(part.lag_p99_ms for part in parts),
-            "cpu_ratio": max(part.cpu_ratio for part in parts),
-            "waited_ratio": max(part.waited_ratio for part in parts),
+            "cpu_ratio": worst.cpu_ratio,
+            "waited_ratio": worst.waited_ratio,
             "read_delay_ms": _worst([part.read_delay_ms for part in parts]),
             "send_delay_ms": _worst([part.send_delay_ms for part in parts]),
             "unread_bytes_max": max(part.unread_bytes_max for part in parts),
-            "kernel_stamps": all(part.kernel_stamps for part in parts),
+            "kernel_stamps": all(part.kernel_stamps for part in answered or parts),
+            "held_back": any(part.held_back for part in parts),
             "processes": len(parts),
         }
     )

@@ -2,11 +2,15 @@
 
 import base64
 import json
+import sys
 import zlib
 from array import array
 from bisect import bisect_left
+from collections import deque
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
+from operator import sub
+from typing import Any
 
 from autotuner.bench.measurement import BIN_S, RequestSample
 from autotuner.core.statistics import quantile
@@ -23,10 +27,11 @@ class Record:
     sent: float
     due: float | None = None
     times: "array[float]" = field(default_factory=lambda: array("d"))
+    first: float | None = None  # with `events` what is kept of `times` once the record is archived
+    events: int = 0
     end: float | None = None
-    merged_from: list[tuple[float, int]] = field(
-        default_factory=list
-    )  # reads that brought several events, and how many
+    merged_at: "array[float]" = field(default_factory=lambda: array("d"))  # reads that brought several events,
+    merged: "array[int]" = field(default_factory=lambda: array("L"))  # and how many
     asked_tokens: int | None = None
     turn: int = 0
     retried: bool = False
@@ -40,9 +45,12 @@ class Record:
 
     def add(self, at: float, count: int) -> None:
         """Given the instant of a read, note the token events that it brought."""
-        self.times.extend([at] * count)
         if count > 1:
-            self.merged_from.append((at, count))
+            self.times.extend([at] * count)
+            self.merged_at.append(at)
+            self.merged.append(count)
+        elif count:
+            self.times.append(at)
 
     def read_usage(self, event: bytes) -> None:
         """Given the data of an event with token counts, take them over; what makes no sense stays unknown."""
@@ -52,7 +60,7 @@ class Record:
             self.prompt_tokens = _count(usage.get("prompt_tokens"))
             self.output_tokens = _count(usage.get("completion_tokens"))
             self.cached_tokens = _count(details.get("cached_tokens"))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return
 
     def text(self) -> str:
@@ -60,13 +68,18 @@ class Record:
         return "".join(_text_of(event) for event in self.heard or ())
 
     def sample(self, zero: float) -> RequestSample:
-        """Given the instant when the load began, return the record as it is reported."""
-        return RequestSample(
+        """Given the instant when the load began, return the record, archived, as it is reported.
+
+        All fields are ours, so that nothing needs checking; and samples that share the set of their fields' names take half
+        the memory.
+        """
+        return RequestSample.model_construct(
+            _FIELDS,
             sent_s=_us(self.sent - zero),
             due_s=None if self.due is None else _us(self.due - zero),
-            first_s=_us(self.times[0] - zero) if self.times else None,
+            first_s=None if self.first is None else _us(self.first - zero),
             end_s=None if self.end is None else _us(self.end - zero),
-            events=len(self.times),
+            events=self.events,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             output_tokens=self.output_tokens,
@@ -76,6 +89,10 @@ class Record:
             error=self.error,
             cut=self.cut,
         )
+
+
+_FIELDS = set(RequestSample.model_fields)
+_NONE: "array[Any]" = array("d")  # what archived records share
 
 
 class Meter:
@@ -95,24 +112,44 @@ class Meter:
         self.stamped = False  # a read's time was the kernel's
         self.usage_tokens = 0
         self.usage_events = 0
-        self.samples: list[RequestSample] = []
+        self._records: deque[Record] = deque()
         self._packer = zlib.compressobj(1)
         self._packed: list[bytes] = []
+
+    def begin(self, at: float) -> None:
+        """Given the instant at which the steady part begins, count from there."""
+        self.steady_from = at
+        del self.read_delays[:]
+
+    def end(self, at: float) -> None:
+        """Given the instant at which the steady part ends, count until there."""
+        self.steady_to = at
+        self.read_delays = self.read_delays[:]  # connections go on with the one they were given
 
     def archive(self, record: Record, zero: float) -> None:
         """Given a record that is over, take its counts and pack its times; it has none afterwards."""
         times = record.times
-        self.samples.append(record.sample(zero))
+        record.first, record.events = times[0] if times else None, len(times)
+        self._records.append(record)
         self.events += len(times)
         if record.output_tokens is not None and times and not record.error and not record.cut:
             self.usage_tokens += record.output_tokens
             self.usage_events += len(times)
         if self.steady_from is not None:
             self._count(times, self.steady_from)
-            self.merged += sum(count for at, count in record.merged_from if self.is_steady(at))
-        gaps = array("I", [_gap_us(b - a) for a, b in pairwise(times)])
-        self._packed.append(self._packer.compress(gaps.tobytes()))
-        record.times = array("d")
+            start, end = bisect_left(record.merged_at, self.steady_from), len(record.merged)
+            if self.steady_to is not None:
+                end = bisect_left(record.merged_at, self.steady_to)
+            self.merged += sum(record.merged[start:end])
+        self._packed.append(self._packer.compress(_gaps(times, zero)))
+        record.times = record.merged_at = record.merged = _NONE
+
+    def samples(self, zero: float) -> tuple[RequestSample, ...]:
+        """Return the records archived, as they are reported; to be called once, at the end."""
+        found = []
+        while self._records:
+            found.append(self._records.popleft().sample(zero))
+        return tuple(found)
 
     def is_steady(self, at: float) -> bool:
         """Tell whether an instant is in the steady part, as far as that is known by now."""
@@ -150,7 +187,7 @@ class Meter:
         if self.steady_from is None:
             return ()
         # A timer may fire a little early; a bin that lacks less than a twentieth is whole.
-        count = int((now - self.steady_from) / BIN_S + 0.05)
+        count = max(0, int((now - self.steady_from) / BIN_S + 0.05))
         return tuple((self.bins + [0] * (count - len(self.bins)))[:count])
 
 
@@ -163,8 +200,19 @@ def quantiles_ms(seconds: "array[float] | list[float]") -> dict[str, float]:
     return {"mean": mean, **{name: round(1000 * quantile(ordered, q), 4) for name, q in _QUANTILES.items()}}
 
 
-def _gap_us(seconds: float) -> int:
-    return max(0, min(_GAP_MAX, round(seconds * 1e6)))
+def _gaps(times: "array[float]", zero: float) -> bytes:
+    """Given the times of a request's events, return what lies between them in microseconds, as 32 bit numbers.
+
+    Each time is rounded and not each gap, so that their sum is as right as a single one.
+    """
+    us = [int((at - zero) * 1e6 + 0.5) for at in times]
+    try:
+        gaps = array("I", map(sub, islice(us, 1, None), us))
+    except OverflowError:  # more than an hour, or a clock that went back
+        gaps = array("I", (max(0, min(_GAP_MAX, b - a)) for a, b in pairwise(us)))
+    if sys.byteorder == "big":
+        gaps.byteswap()
+    return gaps.tobytes()
 
 
 def _text_of(event: bytes) -> str:
@@ -174,7 +222,7 @@ def _text_of(event: bytes) -> str:
         choice = json.loads(event[start : end + 1])["choices"][0]
         delta = choice.get("delta") or {}
         return choice.get("text") or delta.get("content") or ""
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return ""
 
 

@@ -9,8 +9,9 @@ import json
 import select
 import socket
 import sys
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from autotuner.edge.clock import monotonic_s
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 _BATCH_MAX = 256  # sends before the sockets are looked at again
@@ -25,7 +26,6 @@ class _Stream:
     left: int = 0
     count: int = 0
     due: float = 0.0
-    order: int = field(default=0)
 
     def __lt__(self, other: "_Stream") -> bool:
         return self.due < other.due
@@ -48,7 +48,7 @@ class NullServer:
         """Answer requests until `stdin` is at its end."""
         self._epoll.register(stdin, select.EPOLLIN)
         while True:
-            wait = self._due[0].due - time.monotonic() if self._due else 1.0
+            wait = self._due[0].due - monotonic_s() if self._due else 1.0
             for fd, _ in self._epoll.poll(max(0.0, wait)):
                 if fd == stdin:
                     return
@@ -65,6 +65,8 @@ class NullServer:
     def _read(self, stream: _Stream) -> None:
         try:
             data = stream.sock.recv(65_536)
+        except BlockingIOError:
+            return
         except OSError:
             data = b""
         if not data:
@@ -78,11 +80,11 @@ class NullServer:
         stream.unread = body[length:]
         asked = json.loads(body[:length])
         stream.left = stream.count = int(asked.get("max_tokens") or 16)
-        stream.due = time.monotonic() + self._ttft_s
+        stream.due = monotonic_s() + self._ttft_s
         heapq.heappush(self._due, stream)
 
     def _send_due(self) -> None:
-        now = time.monotonic()
+        now = monotonic_s()
         for _ in range(_BATCH_MAX):
             if not self._due or self._due[0].due > now:
                 return

@@ -31,7 +31,7 @@ def _lost(samples: LevelSamples) -> str:
     if samples.open_loop or not samples.kernel_stamps or not took:
         return ""
     request_s = sum(took) / len(took)
-    ratio = idle_s / (idle_s + request_s)
+    ratio = idle_s / (idle_s + request_s) if idle_s > 0 else 0.0
     return f"it took {100 * ratio:.0f} % of its streams' time for itself" if ratio > LOST_RATIO_MAX else ""
 
 

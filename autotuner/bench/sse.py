@@ -89,13 +89,15 @@ def _opening(size: int) -> bytes:
 
 _OPENINGS_MAX = 4_096
 _OPENINGS = tuple(_opening(size) for size in range(_OPENINGS_MAX))
+_EVENT_END = b"\n\n\r\n"  # of a chunk that is one event
+_SIZES = {b"%x\r" % size: size for size in range(1, _OPENINGS_MAX)}
 
 
 class Answer:
     """Follows one answer: `feed` it what was read, then see `status`, `complete` and, if no stream, `body`."""
 
     __slots__ = (
-        "_between", "_events", "_key", "_key_at", "_left", "_rest", "_step", "_tail",
+        "_between", "_event_key", "_event_key_at", "_events", "_key", "_key_at", "_left", "_rest", "_step", "_tail",
         "body", "complete", "reusable", "started", "status", "streams",
     )  # fmt: skip
 
@@ -110,7 +112,8 @@ class Answer:
         self._tail = b""  # not yet a whole event
         self._left = 0  # bytes still to come of the chunk or body; -1: until the connection closes
         self._between = False  # between two chunks of a stream, with nothing pending
-        self._key, self._key_at = _KEYS[0], 0
+        self._key, self._key_at = _KEYS[0], 0  # where the text's key stood in the last whole chunk
+        self._event_key, self._event_key_at = _KEYS[0], 0  # and in the last event
         self._events: list[bytes] = []
         self._step: Callable[[bytes], bytes] = self._read_head
 
@@ -135,6 +138,47 @@ class Answer:
         if found is None:
             return False
         self._key_at, self._key = found
+        return True
+
+    def leading_tokens(self, data: bytes) -> tuple[list[bytes], int]:
+        """Given bytes as read, return the chunks at their start that `is_one_token` would know, and how many bytes those are.
+
+        `feed` must not see them. A client that comes late finds many in one read, and must not be later for it.
+        """
+        if not self._between:
+            return [], 0
+        pieces = data.split(_EVENT_END)
+        pieces.pop()
+        found, used = 0, 0
+        for piece in pieces:
+            size = len(piece) + len(_EVENT_END)
+            if size >= _OPENINGS_MAX or not piece.startswith(_OPENINGS[size]) or b"\n\n" in piece:
+                break
+            if not piece.startswith(self._key, self._key_at):
+                place = text_key(piece)
+                if place is None:
+                    break
+                self._key_at, self._key = place
+            elif piece.startswith(_QUOTE, self._key_at + len(self._key)):
+                break
+            found += 1
+            used += size
+        return pieces[:found], used
+
+    def boundary(self, size: int) -> int:
+        """Given how many bytes were read, return after how many of them a chunk that began earlier is over; else all."""
+        inside = self._left + 2 if self._step == self._read_chunks and self._left and not self._rest else size
+        return min(size, inside)
+
+    def event_has_text(self, event: bytes) -> bool:
+        """Given an event that `feed` returned, tell whether it carries text."""
+        key, at = self._event_key, self._event_key_at  # where it was before: the server's events look alike
+        if event.startswith(key, at) and not event.startswith(_QUOTE, at + len(key)):
+            return True
+        found = text_key(event)
+        if found is None:
+            return False
+        self._event_key_at, self._event_key = found
         return True
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -166,20 +210,16 @@ class Answer:
     # Each step takes bytes, returns those that it did not use, and has chosen the next step if it is done.
 
     def _read_head(self, data: bytes) -> bytes:
-        end = data.find(b"\r\n\r\n")
-        if end < 0:
-            if len(data) > _HEAD_MAX or not data.startswith(b"HTTP/1."[: len(data)]):
-                raise NotHttpError("no HTTP/1.1 answer")
-            return data
-        first, *lines = data[:end].split(b"\r\n")
-        self._read_status(first)
-        if self.status >= 200:  # 100 Continue and 103 Early Hints come before the real head
-            self._read_headers(first, lines)
-        elif len(data) == end + 4:
-            return b""
-        else:
-            return self._read_head(data[end + 4 :])
-        return data[end + 4 :]
+        while (end := data.find(b"\r\n\r\n")) >= 0:
+            first, *lines = data[:end].split(b"\r\n")
+            self._read_status(first)
+            data = data[end + 4 :]
+            if self.status >= 200:  # 100 Continue and 103 Early Hints come before the real head
+                self._read_headers(first, lines)
+                return data
+        if len(data) > _HEAD_MAX or not data.startswith(b"HTTP/1."[: len(data)]):
+            raise NotHttpError("no HTTP/1.1 answer")
+        return data
 
     def _read_status(self, line: bytes) -> None:
         words = line.split(b" ", 2)
@@ -234,7 +274,7 @@ class Answer:
             size_line, at = data[at:line], line + 1
             if size_line == b"\r":  # the empty line that closes the chunk before
                 continue
-            size = _chunk_size(size_line)
+            size = _SIZES.get(size_line) or _chunk_size(size_line)
             if not size:
                 self._step = self._read_trailers
                 break

@@ -21,10 +21,11 @@ READ_BYTES = 65_536
 _SO_TIMESTAMPNS = 35  # asm-generic/socket.h; the socket module does not name it
 _STAMP = struct.Struct("@qq")  # struct timespec: seconds and nanoseconds
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_STAMP.size)
-# A stamp may be this much later than the read, since the two clocks are set side by side by hand; one that is much earlier
-# tells that the wall clock was set meanwhile.
+# What a stamp may be off, since the two clocks are set side by side by hand, and how much later than epoll's return a read may
+# come that still takes what arrived meanwhile. A stamp beyond tells that the wall clock was set, and is not used.
 _BEFORE_S = 0.001
-_STALE_S = 5.0
+_LATER_S = 0.05
+_SET_S = 0.001  # by so much the wall clock does not drift between two looks
 
 Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 Received = Callable[
@@ -41,8 +42,12 @@ class Wire(Protocol):
     def open(self) -> bool:
         """Whether anything may still be sent."""
 
-    async def send(self, data: bytes) -> None:
-        """Send all of it; raise OSError."""
+    @property
+    def sending(self) -> bool:
+        """Whether some of what was to be sent is still here."""
+
+    def send(self, data: bytes) -> None:
+        """Send all of it, as fast as the server takes it. Where that fails, `lost` hears of it once all that came is read."""
 
     def close(self) -> None:
         """Close at once, without waiting for anything."""
@@ -61,6 +66,11 @@ class Ahead:
         """Measure it again: the wall clock is slewed, or set."""
         self.s = realtime_ahead_s()
 
+    def check(self) -> None:
+        """Measure it again if the wall clock seems to have been set; cheap enough for many times a second."""
+        if abs(realtime_ahead_s(readings=1) - self.s) > _SET_S:
+            self.refresh()
+
 
 class PlainWire:
     """A TCP socket. `received` gets what each read brought, `lost` hears of the end (None: closed in order)."""
@@ -74,9 +84,18 @@ class PlainWire:
         self._received = received
         self._lost = lost
         self._recvmsg = sock.recvmsg
+        self._loop = asyncio.get_running_loop()
+        self._rest: memoryview | None = None
+        self._failure: OSError | None = None
+        self._last = monotonic_s()  # what is read next came after this
         self.open = True
         self.stamped = False
         watch(self._fd, self._read)
+
+    @property
+    def sending(self) -> bool:
+        """Whether some of what was to be sent is still here."""
+        return self._rest is not None
 
     def _read(self, now: float) -> bool:
         """One read; this is the hot path."""
@@ -90,30 +109,57 @@ class PlainWire:
             return True
         if not data:
             self.close()
-            self._lost(None)
+            self._lost(self._failure)
             return True
+        at, last = now, self._last
         if ancillary:
             seconds, nanoseconds = _STAMP.unpack(ancillary[0][2])
-            at = seconds - self._ahead.s + nanoseconds * 1e-9
-            if now - _STALE_S < at < now + _BEFORE_S:
+            stamp = seconds - self._ahead.s + nanoseconds * 1e-9
+            if last <= stamp < now + _LATER_S:
                 self.stamped = True
-                return self._received(data, at, now)
-        return self._received(data, now, now)
+                at = stamp
+            elif last - _BEFORE_S < stamp < last:
+                at = last
+        # A read that was not full took all there was: whatever is read next arrived after it.
+        self._last = at if at > now or len(data) == READ_BYTES else now
+        return self._received(data, at, now)
 
-    async def send(self, data: bytes) -> None:
-        """Send all of it; raise OSError."""
+    def send(self, data: bytes) -> None:
+        """Send all of it, as fast as the server takes it. Where that fails, `lost` hears of it once all that came is read."""
+        self._last = monotonic_s()
         try:
             sent = self._socket.send(data)
         except BlockingIOError:
             sent = 0
+        except OSError as error:
+            self._failure = error  # the socket is at its end, which the reader finds, with what came before it
+            return
         if sent < len(data):
-            await asyncio.get_running_loop().sock_sendall(self._socket, memoryview(data)[sent:])
+            self._rest = memoryview(data)[sent:]
+            self._loop.add_writer(self._fd, self._send_rest)
+
+    def _send_rest(self) -> None:
+        if self._rest is None:
+            return
+        try:
+            self._rest = self._rest[self._socket.send(self._rest) :]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._failure = error
+            self._loop.remove_writer(self._fd)  # the rest stays, so that nobody takes this for a whole request
+            return
+        if not self._rest:
+            self._rest = None
+            self._loop.remove_writer(self._fd)
 
     def close(self) -> None:
         """Close at once; what the server still sends is answered with a reset."""
         if self.open:
             self.open = False
             unwatch(self._fd)
+            if self._rest is not None:
+                self._loop.remove_writer(self._fd)
             self._socket.close()
 
     def unread_bytes(self) -> int:
@@ -130,20 +176,21 @@ class TlsWire(asyncio.Protocol):
         self._received = received
         self._lost = lost
         self._transport: asyncio.Transport | None = None
-        self._writable = asyncio.Event()
-        self._writable.set()
 
     @property
     def open(self) -> bool:
         """Whether anything may still be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
-    async def send(self, data: bytes) -> None:
-        """Send all of it; raise OSError."""
-        if self._transport is None:
-            raise ConnectionResetError("closed")
-        self._transport.write(data)
-        await self._writable.wait()
+    @property
+    def sending(self) -> bool:
+        """Whether some of what was to be sent is still here."""
+        return self._transport is not None and self._transport.get_write_buffer_size() > 0
+
+    def send(self, data: bytes) -> None:
+        """Send all of it, as fast as the server takes it."""
+        if self._transport is not None:
+            self._transport.write(data)
 
     def close(self) -> None:
         """Close at once."""
@@ -165,16 +212,7 @@ class TlsWire(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Hand on the end; called by asyncio."""
-        self._writable.set()
         self._lost(exc)
-
-    def pause_writing(self) -> None:
-        """The buffer is full; called by asyncio."""
-        self._writable.clear()
-
-    def resume_writing(self) -> None:
-        """The buffer has room again; called by asyncio."""
-        self._writable.set()
 
 
 async def open_wire(

@@ -67,7 +67,7 @@ def command() -> tuple[str, ...]:
 def main() -> int:
     """Read the order, carry it out, write the samples; return the exit code."""
     _die_with_parent()
-    line = sys.stdin.buffer.readline()
+    line = sys.stdin.buffer.raw.readline()  # type: ignore[attr-defined] - unbuffered: what comes after it is read elsewhere
     # From here on a signal means "stop and report", so it waits until there is a load to stop.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPERS)
     reporter = _Reporter(sys.stdout.fileno())
@@ -82,11 +82,11 @@ def main() -> int:
     gc.set_threshold(100_000)  # a collection is a stall; nearly all that the load makes is freed without one
     try:
         with asyncio.Runner(loop_factory=HotLoop) as runner:
-            samples = runner.run(level.run())
-    except RuntimeError as error:
+            # Before the loop is closed, which waits for a name that is still being looked up.
+            return reporter.samples(runner.run(level.run()))
+    except (RuntimeError, ValueError) as error:
         _complain(str(error))
         return 1
-    return reporter.samples(samples)
 
 
 def _complain(message: str) -> None:
@@ -129,9 +129,9 @@ class _Level:
         order, processes = self._order, self._order.processes
         samples = await self._alone() if processes == 1 else None
         while samples is None:
-            processes = min(2 * processes, order.processes_max) if processes == 1 else processes
+            processes = min(2 * processes, self._processes_max) if processes == 1 else processes
             samples = await self._together(processes)
-            processes = min(2 * processes, order.processes_max)
+            processes = min(2 * processes, self._processes_max)
         known = {"capacity_tok_s": order.capacity_tok_s, "prompts_said": order.words.said if order.words else ""}
         measured = samples.model_copy(update=known)
         if order.shards:
@@ -147,11 +147,19 @@ class _Level:
         samples = await load.run()
         for name, detail in load.details.items():
             _complain(f"{name}: {detail}".removesuffix(": "))
-        return None if self._grow else samples
+        return None if self._grow and not self._stopped else samples
+
+    @property
+    def _processes_max(self) -> int:
+        """As many as are allowed and each have something to do."""
+        benchmark = self._order.benchmark
+        streams = int(self._order.concurrency) if benchmark.load == "concurrency" else benchmark.max_concurrency
+        known = [most for most in (streams, benchmark.requests) if most is not None]
+        return max(1, min(self._order.processes_max, *known))
 
     async def _together(self, processes: int) -> LevelSamples | None:
         order = self._order.model_dump(mode="json", exclude={"processes", "processes_max", "shard", "shards"})
-        busy_max = self._order.busy_max if processes < self._order.processes_max else float("inf")
+        busy_max = self._order.busy_max if processes < self._processes_max else float("inf")
         self._load = Conductor(command(), order, processes, busy_max, self._on_progress)
         if self._stopped:
             self._load.stop()
@@ -168,9 +176,9 @@ class _Level:
     async def _begin(self, busy: float) -> float | None:
         """When the steady part may begin: at once, or when the conductor says; None to have more processes instead."""
         if self._order.shards and self._begin_at is not None and isinstance(self._load, LevelRun):
-            self._load.tell(waits=True)
+            self._load.wait(busy)
             return await self._begin_at
-        self._grow = busy > self._order.busy_max and self._order.processes_max > 1
+        self._grow = busy > self._order.busy_max and self._processes_max > 1
         return None if self._grow else monotonic_s()
 
     def _stop(self) -> None:
@@ -224,8 +232,9 @@ class _Reporter:
 
     def samples(self, samples: LevelSamples) -> int:
         """Write the samples line; return 0, or 1 if nobody is there to read it."""
-        document = {"kind": samples.kind, **samples.model_dump(mode="json", exclude_defaults=True)}
-        rest = memoryview(json.dumps(document, separators=(",", ":")).encode() + b"\n")
+        # Without what has its default: a level has tens of thousands of requests.
+        fields = samples.model_dump_json(exclude_defaults=True, exclude={"kind"})
+        rest = memoryview(f'{{"kind":"samples",{fields[1:]}\n'.encode())
         try:
             while rest:
                 rest = rest[os.write(self._fd, rest) :]

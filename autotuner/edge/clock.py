@@ -14,10 +14,10 @@ def monotonic_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def realtime_ahead_s() -> float:
+def realtime_ahead_s(readings: int = 5) -> float:
     """How many seconds the wall clock is ahead of `monotonic_s` now; the kernel stamps packets with the wall clock."""
     best = (float("inf"), 0.0)
-    for _ in range(5):  # the reading between whose two others least time passed was disturbed least
+    for _ in range(readings):  # the reading between whose two others least time passed was disturbed least
         before = time.clock_gettime(time.CLOCK_BOOTTIME)
         wall = time.clock_gettime(time.CLOCK_REALTIME)
         after = time.clock_gettime(time.CLOCK_BOOTTIME)

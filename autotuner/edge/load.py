@@ -106,13 +106,16 @@ class Load:
 
     def finish(self) -> None:
         """End the steady part now, as if its time were over; the samples come when the requests that began in it have ended."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and self._process.returncode is None and not self._input.is_closing():
             self._input.write(b'{"finish": true}\n')
 
     def stop(self) -> None:
-        """End the level now; the samples of what it measured still come."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.terminate()
+        """End the level now; the samples of what it measured still come.
+
+        The end of its stdin tells the worker so at any instant; a signal would just kill one that is still starting.
+        """
+        if self._process is not None:
+            self._input.close()
 
     @property
     def _input(self) -> asyncio.StreamWriter:
