@@ -12,15 +12,15 @@ from autotuner.bench.benchmark import Benchmark
 from autotuner.bench.words import WORDS, Texts, Words
 from autotuner.edge.probes import ANSWER_BYTES_MAX
 
-COUNT_TIMEOUT_S = 2.0
-ANSWER_TIMEOUT_S = 10.0  # a real answer of one token: the first request of a shape may compile kernels
-TOTAL_S = 30.0
+COUNT_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 30.0  # a real answer of one token: the first request of a shape may compile kernels
+TOTAL_S = 90.0  # for all of it, whatever the server does
 COUNTS_MAX = 40  # questions about groups of words, at most, where not all are one token
 ENOUGH_WORDS = 192  # the search ends with so many,
 FEWEST_WORDS = 64  # and with fewer it has failed
 LONGER_MAX = 0.5  # more than so many tokens too many for the pool, and the search is not begun
 OPENERS = 12  # words tried at the start of a text, one by one
-SAMPLE_WORDS = (16, 128)  # of a real request whose prompt tokens are compared: the least and the most
+SAMPLE_WORDS = (16, 128)  # of a text whose tokens are compared: the least and the most
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # servers are asked by http; reading the certificates takes 50 ms
 ANCHOR = "the"  # stands first in each question, since a word may be encoded otherwise where nothing is before it
 
@@ -73,7 +73,7 @@ async def _by_tokenizer(server: "_Server") -> Words:
         tokens_per_word=1.0,
         overhead=overhead,
     )
-    sample = _sample(found, 0)
+    sample = _sample(found, 0, SAMPLE_WORDS[1])
     if await server.count(sample) != len(sample.split()) + overhead:
         raise _NoAnswerError("words have other lengths together than alone")
     return found
@@ -114,7 +114,7 @@ async def _single_words(server: "_Server") -> list[str]:
 
 async def _with_template(server: "_Server", found: Words) -> Words:
     """Given words of one token, return them with what a chat's template adds: two prompts that begin otherwise must agree."""
-    samples = [_sample(found, number) for number in range(2)]
+    samples = [_sample(found, number, SAMPLE_WORDS[0]) for number in range(2)]
     try:
         added = [await server.prompt_tokens(sample) - len(sample.split()) for sample in samples]
     except _NoAnswerError:
@@ -129,7 +129,6 @@ async def _with_template(server: "_Server", found: Words) -> Words:
 async def _by_usage(server: "_Server") -> Words:
     """Calibrate by the prompt tokens of two real requests. Raise _NoAnswerError if the server does not tell them."""
     least, most = SAMPLE_WORDS
-    known = Words()
     # The longer one is all the words that are used afterwards: if each of them is one token, every prompt is exact.
     words = WORDS[: max(least * 2, min(most, server.benchmark.prompt_tokens))]
     short = await server.prompt_tokens(" ".join(words[:least]))
@@ -142,15 +141,12 @@ async def _by_usage(server: "_Server") -> Words:
         said = _exactly(server.benchmark, overhead)
         return Words(how="exact", said=said, words=words, openers=words[:1], tokens_per_word=1.0, overhead=overhead)
     said = f"the length of prompts is calibrated: {each:.3g} tokens a word by the server's own count of two prompts"
-    return known.model_copy(
-        update={"how": "calibrated", "said": said, "words": words, "openers": words}
-        | {"tokens_per_word": each, "overhead": overhead}
-    )
+    return Words(how="calibrated", said=said, words=words, openers=words, tokens_per_word=each, overhead=overhead)
 
 
-def _sample(words: Words, number: int) -> str:
+def _sample(words: Words, number: int, length: int) -> str:
     """A text as prompts are, of all sorts of words."""
-    return Texts(words, "sample").text("sample", number, SAMPLE_WORDS[0] * (number + 2), opens=True)
+    return Texts(words, "sample").text("sample", number, length, opens=True)
 
 
 def _exactly(benchmark: Benchmark, overhead: int) -> str:
