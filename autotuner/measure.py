@@ -5,6 +5,7 @@ The level ends by its own time, by a rule, or because the server died; what was 
 
 import dataclasses
 import json
+from itertools import takewhile
 from typing import Any
 
 from autotuner import log, outcome
@@ -23,6 +24,7 @@ from autotuner.core.policy import Facts, Fired, holding
 from autotuner.core.verdict import LevelReading, LevelResult, disagreement, too_late_best
 from autotuner.core.watching import LevelRules, server_ended
 from autotuner.edge import clock
+from autotuner.edge.foreign_load import ForeignLoad, load_for
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.load import Load
 from autotuner.edge.machine import MachineWatch
@@ -118,6 +120,7 @@ class _Level:
         self._looked_s = 0.0
         self._steady_from: int | None = None
         self._machine: tuple[MachineSample, ...] = ()
+        self.client_void = ""  # why what another client measured must not be used
 
     def _plan(self) -> LevelPlan:
         objective = self.objective
@@ -135,7 +138,8 @@ class _Level:
             objective, self.benchmark.levels, done, best_figures, doubt.launch_noise, doubt.launches, doubt.alpha
         )
         return LevelPlan(
-            concurrency=self.action.level,
+            level=self.action.level,
+            load=self.benchmark.load,
             decides=bar
             and objective.limits is None
             and weights_of(objective, self.benchmark.levels).get(self.action.level, 0.0) > 0,
@@ -152,6 +156,7 @@ class _Level:
             standing=standing if bar and baseline and not self.trial.is_baseline else None,
             constraints=binding if self.trial.is_baseline else objective.constraints,
             latency_counts=objective.counts_latency,
+            best_answered_ratio=best.answered_ratio if best else None,
         )
 
     async def wait_until_idle(self, probe: Probe, wait_s: float) -> None:
@@ -172,14 +177,20 @@ class _Level:
         """Run the load to its end or until a rule ends it; return its samples, None if the server died first."""
         await self.log.facts()
         model = await probe.model()
-        longest = self.benchmark.model_copy(update={"seconds": EXTEND_MAX * self.benchmark.seconds})
-        async with (
-            MachineWatch(self.ctx.slot.gpus) as machine,
-            Load(self.ctx.slot.place.url, longest, self.action.level, model) as load,
-        ):
+        load_of_level = load_for(
+            self.ctx.slot.place.url,
+            self.benchmark,
+            self.action.level,
+            model,
+            longest_s=EXTEND_MAX * self.benchmark.seconds,
+            launch=self._launches_before(),
+            cache=self.ctx.settings.cache,
+        )
+        async with MachineWatch(self.ctx.slot.gpus) as machine, load_of_level as load:
             async for message in load.messages():
                 if isinstance(message, LevelSamples):
                     self._machine = machine.samples
+                    self.client_void = load.void if isinstance(load, ForeignLoad) else ""
                     return message
                 if message.phase == "steady" and not self.gather.steady:
                     machine.begin()
@@ -187,9 +198,17 @@ class _Level:
                 if not await self._alive():
                     return None
                 await self._window(probe, message)
-                if self.rules.over or self._over():
+                if self.rules.over:
                     load.stop()
+                elif self._over() and isinstance(load, Load):
+                    load.finish()
         return None
+
+    def _launches_before(self) -> int:
+        """How many launches of the candidate were for trials before this one: the n-th of each is sent the same prompts."""
+        launches = self.ctx.store.launches(self.ctx.name)
+        earlier = takewhile(lambda launch: launch.id != self.action.launch_id, launches)
+        return sum(launch.candidate_id == self.candidate.id and launch.trial_id is not None for launch in earlier)
 
     async def death(self) -> tuple[Diagnosis, Fired] | None:
         """If the server has died, return why and the rule that names it."""
@@ -207,7 +226,10 @@ class _Level:
         measured = figures_under(samples, self.objective.limits, ignore_eos=self.benchmark.ignore_eos).model_copy(
             update={"stopped_early": self.rules.ended is not None}
         )
-        if self.rules.ended is None:
+        if self.client_void:
+            measured = measured.model_copy(update={"void": self.client_void})
+        # What another client measured wrongly must not be judged; that requests failed is no matter of its clock.
+        if self.rules.ended is None and (measured.requests_failed or not self.client_void):
             self.rules.look("level", self._facts(measured))
         ended = self.rules.ended
         if ended is not None and ended.action == "void":
@@ -254,10 +276,12 @@ class _Level:
 
     def _over(self) -> bool:
         """The level's time is over, unless too few requests were answered or a rule wants more evidence."""
-        steady_s, answered = self.gather.steady_s, self.gather.answered
+        steady_s, answered, concurrency = self.gather.steady_s, self.gather.answered, self.gather.plan.concurrency
         if steady_s < self.benchmark.seconds:
             return False
-        if answered < self.action.level and steady_s < FEW_ANSWERS_MAX * self.benchmark.seconds:
+        if concurrency is None:  # the same requests are sent to every server, for the same time
+            return True
+        if answered < concurrency and steady_s < FEW_ANSWERS_MAX * self.benchmark.seconds:
             return False
         wanted = holding(self.ctx.policies, "window", self.rules.looks[-1].facts) if self.rules.looks else ()
         extends = any(fired.action == "extend" and not fired.dry_run for fired in wanted)

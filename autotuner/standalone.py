@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any, cast
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from autotuner.bench.benchmark import Benchmark, Level
@@ -31,6 +31,7 @@ class Standalone:
     api_key: str | None = field(default=None, repr=False)
     limits: GoodputLimits | None = None
     gpus: tuple[int, ...] | None = None
+    cache: Path | None = None  # where the client keeps what it can take on this host
     measured: list[Measured] = field(default_factory=list)
     interrupted: bool = False
     failure: HostError | None = None
@@ -80,8 +81,7 @@ class Standalone:
                 self.on_progress(level, message)
 
     def _loaded(self, level: Level) -> Load:
-        more: dict[str, Any] = {"api_key": self.api_key} if self.api_key else {}
-        return Load(self.url, self.benchmark, cast("int", level), self.model, **more)
+        return Load(self.url, self.benchmark, level, self.model, api_key=self.api_key, cache=self.cache)
 
     def _keep(self, samples: LevelSamples, at: str, machine: MachineWatch | None) -> None:
         figures = figures_under(samples, self.limits, ignore_eos=self.benchmark.ignore_eos)

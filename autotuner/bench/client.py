@@ -1,23 +1,29 @@
-"""The load of one level: keeps `concurrency` streaming requests in flight, warms up, measures, stops when asked.
+"""The load of one level: warms up, measures, stops when asked, and says whether it was the limit itself.
 
-It shows whether it was the limit itself: its loop lag, CPU share and merged reads are part of what it returns.
+A closed loop keeps as many requests in flight as the level says; an open one sends each when it is due, whether or not earlier
+ones were answered. Where it was itself the limit shows in what it returns: its lateness, its CPU, merged reads.
 """
 
 import asyncio
 import contextlib
-import json
-import resource
 import socket
-from collections import deque
-from collections.abc import Callable, Coroutine
+import ssl
+from array import array
+from collections.abc import Awaitable, Callable, Coroutine
+from itertools import islice
 from typing import Any
-from urllib.parse import urlsplit
 
-from autotuner.bench.benchmark import Benchmark
+from autotuner.bench.arrivals import arrivals
+from autotuner.bench.benchmark import Benchmark, Level
+from autotuner.bench.busy import used
 from autotuner.bench.connection import CONNECT_REFUSED, CONNECTION_RESET, TIMEOUT, Connection
+from autotuner.bench.hotloop import HotLoop
 from autotuner.bench.measurement import BIN_S, LevelSamples, Progress
-from autotuner.bench.meter import Histogram, Meter, Record
-from autotuner.bench.workload import request_body
+from autotuner.bench.meter import Meter, Record, quantiles_ms
+from autotuner.bench.pool import Pool, Prepared
+from autotuner.bench.target import Target
+from autotuner.bench.wire import Address, Ahead, open_wire
+from autotuner.bench.workload import Workload
 from autotuner.edge.clock import monotonic_s
 
 CONNECT_TIMEOUT_S = 10.0
@@ -25,181 +31,300 @@ PROGRESS_S = 0.5
 LAG_PROBE_S = 0.02
 WARMUP_LEAST_S = 60.0  # warm-up may last this long or four times the measured part, whichever is longer
 WARMUP_FAILURES = 3  # a stream that failed so often in its warm-up holds the level up no longer
+HOPELESS_S = 3.0  # nor does an open loop of which so many requests failed, and none was answered, for so long
+SETTLED_REQUESTS = (
+    2.0  # an open loop is warm when its first request's duration has passed so often: then as many end as begin
+)
+TAIL_LEAST_S = (
+    10.0  # requests of the steady part may end for so long after it, or for its own length, whichever is longer
+)
 PAUSE_S = (0.1, 1.0)  # after a failed request: first and longest, so that a dead server is not hammered
-POOL_BYTES = 64 * 1024 * 1024
+POOL_AHEAD_S = 2.0  # an open loop has the requests of so many seconds written ahead
+IN_FLIGHT_MAX = 16_384  # of an open loop without a limit of its own; later requests wait, and their lateness is counted
+SPARE_MAX = 64  # connections opened before an open loop begins
+LOOKED_INTO_MAX = 512  # sockets whose unread bytes are looked at: a look at thousands would be a stall of its own
+
+# Given the busiest share of the warm-up, says when the steady part begins; None ends the level there.
+Begin = Callable[[float], Awaitable[float | None]]
 
 
-class Target:
-    """Where requests go, and how one is written; the API key appears on the wire only."""
-
-    def __init__(self, url: str, api_key: str | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise ValueError(f"the URL must be like http://127.0.0.1:8080, not {parts.scheme or url!r}")
-        self.host = parts.hostname
-        self.port = parts.port or 80
-        name = f"[{self.host}]" if ":" in self.host else self.host
-        lines = [
-            f"POST {parts.path.rstrip('/')}/v1/completions HTTP/1.1",
-            f"Host: {name}:{self.port}",
-            "Content-Type: application/json",
-            "Accept: text/event-stream",
-            "Accept-Encoding: identity",
-            "User-Agent: autotuner-bench",
-        ]
-        if api_key:
-            lines.append(f"Authorization: Bearer {api_key}")
-        if any(c < " " for line in lines for c in line):
-            raise ValueError("the URL or the API key contains control characters")
-        self._head = "\r\n".join(lines).encode()
-
-    def request(self, body: dict[str, Any]) -> bytes:
-        """Given a JSON body, return the whole request as it goes on the wire."""
-        content = json.dumps(body).encode()
-        return b"%b\r\nContent-Length: %d\r\n\r\n%b" % (self._head, len(content), content)
-
-
-class _Pool:
-    """Requests written ahead: when many streams end together, none waits until the prompts of others are made."""
-
-    def __init__(self, write: Callable[[int], bytes], size: int) -> None:
-        self._write = write
-        self._size = size
-        self._ready: deque[bytes] = deque()
-        self._next = 0
-        self._wanted = asyncio.Event()
-
-    def take(self) -> bytes:
-        """Return the next request."""
-        if not self._ready:
-            self._add()
-        self._wanted.set()
-        return self._ready.popleft()
-
-    async def fill(self) -> None:
-        """Write requests until the pool is full, one a turn of the loop."""
-        while len(self._ready) < self._size:
-            self._add()
-            await asyncio.sleep(0)
-
-    async def keep_full(self) -> None:
-        """Refill whenever one was taken, for ever."""
-        while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            await self.fill()
-
-    def _add(self) -> None:
-        request = self._write(self._next)
-        self._next += 1
-        self._ready.append(request)
-        self._size = max(1, min(self._size, POOL_BYTES // len(request)))
+async def at_once(_busy: float) -> float:
+    """Begin the steady part now, as a load that is one process does."""
+    return monotonic_s()
 
 
 class LevelRun:
-    """One level of a benchmark against one server; `details` has one message for each error's name."""
+    """One level of a benchmark against one server; `details` has one message for each error's name.
+
+    `shard` of `shards` means that the level is carried by so many of these together, each with its part of the requests.
+    """
 
     def __init__(
         self,
-        url: str,
-        benchmark: Benchmark,
-        concurrency: int,
-        model: str | None,
+        target: Target,
+        workload: Workload,
+        level: Level,
         on_progress: Callable[[Progress], None],
         *,
-        api_key: str | None = None,
+        shard: tuple[int, int] = (0, 1),
+        begin: Begin = at_once,
     ) -> None:
-        self._target = Target(url, api_key)
-        self._benchmark = benchmark
-        self._concurrency = concurrency
-        self._model = model
+        self._target = target
+        self._workload = workload
+        self._benchmark: Benchmark = workload.benchmark
+        self._level = level
+        self._closed = self._benchmark.load == "concurrency"
+        self._shard, self._shards = shard
+        self._streams = self._part(int(level)) if self._closed else 0
         self._on_progress = on_progress
+        self._begin = begin
         self._meter = Meter()
-        self._lag = Histogram()
-        self._records: list[Record] = []
+        self._lag: array[float] = array("d")
         self._live: dict[Record, Connection | None] = {}
-        self._good = self._failed = self._good_before = self._told = 0
-        self._cold = concurrency if benchmark.warmup_requests else 0  # streams not yet warm
-        self._zero = self._cpu_from = 0.0
-        self._stopping = False
+        self._idle: list[Connection] = []
+        self._good = self._failed = self._ended_before = self._told = 0
+        self._cold = self._streams if self._benchmark.warmup_requests else 0  # streams not yet warm
+        self._settled_at: float | None = None
+        self._exhausted = self._held_back = False
+        self._unread = 0
+        self._waits: float | None = None  # how busy the warm-up was, while we wait to be told to begin
+        self._next_due = float("inf")  # of an open loop's next request
+        self._addresses: list[Address] = []
+        self._zero = 0.0
+        self._stopping = self._finishing = False
         self._change = asyncio.Event()
-        self._pool = _Pool(self._write, concurrency)
+        self._ahead = Ahead()
+        self._pool = Pool(target, workload, self._shard, self._shards)
         self.details: dict[str, str] = {}
 
     async def run(self) -> LevelSamples:
         """Drive the load to its end or until `stop`, and return what was measured."""
-        await self._pool.fill()
-        self._zero = monotonic_s()
-        jobs: list[Coroutine[Any, Any, None]] = [self._stream() for _ in range(self._concurrency)]
-        jobs += [self._course(), self._watch_lag(), self._report(), self._pool.keep_full()]
-        tasks = [asyncio.create_task(job) for job in jobs]
+        await self._prepare_until_stopped()
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, HotLoop):
+            loop.hot.precise = not self._closed
+        self._zero = self._told_at = monotonic_s()
+        self._used_told = self._used_from = used()
+        load = [self._stream(i) for i in range(self._streams)] if self._closed else [self._open_loop()]
+        jobs: list[Coroutine[Any, Any, None]] = [
+            self._course(),
+            self._watch_lag(),
+            self._report(),
+            self._pool.keep_full(),
+        ]
+        running = [asyncio.create_task(job) for job in jobs]
+        running += [asyncio.create_task(job) for job in load]
         try:
-            # Only the course ends by itself; whatever else does has raised what must not be swallowed.
-            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await self._first_end(running)
         finally:
-            now = monotonic_s()
-            cpu_s = self._cut()
-            for task in tasks:
+            samples = self._cut()
+            for task in running:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        for task in ended:
-            task.result()
-        return self._samples(now, cpu_s)
+            await asyncio.gather(*running, return_exceptions=True)
+        return samples
+
+    async def _prepare_until_stopped(self) -> None:
+        """Make ready what would hold up the load's first moments; a stop does not wait for it."""
+        preparing = asyncio.create_task(self._prepare())
+        preparing.add_done_callback(lambda _: self._change.set())
+        await self._until(preparing.done, None)
+        if preparing.done():
+            preparing.result()
+        preparing.cancel()
+
+    async def _prepare(self) -> None:
+        if not self._closed or self._streams:
+            await self._pool.fill(self._streams or max(4, round(POOL_AHEAD_S * self._level / self._shards)))
+        with contextlib.suppress(OSError):  # each request will try again, and have it named
+            self._addresses = await self._target.addresses()
+        await self._open_spares()
+
+    def _part(self, whole: int) -> int:
+        """How many of so many are this shard's."""
+        return len(range(self._shard, whole, self._shards))
+
+    async def _first_end(self, running: list["asyncio.Task[None]"]) -> None:
+        """Wait for the course, which ends by itself; whatever else ends early has raised what must not be swallowed."""
+        waiting = set(running)
+        while running[0] in waiting:
+            ended, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
 
     def stop(self) -> None:
         """End the level at once; what it measured so far stays valid. To be called in the loop's thread."""
         self._stopping = True
         self._change.set()
 
-    def _write(self, index: int) -> bytes:
-        return self._target.request(request_body(self._benchmark, self._concurrency, index, self._model))
+    def finish(self) -> None:
+        """End the steady part now, as if its time were over: requests that began in it may still end, where that matters."""
+        self._finishing = True
+        self._change.set()
 
-    # The course of a level: warm-up, the steady part, perhaps some more of it.
+    # The course of a level: warm-up, the steady part, and its tail.
 
     async def _course(self) -> None:
         seconds = self._benchmark.seconds
-        await self._until(lambda: self._cold == 0, max(WARMUP_LEAST_S, 4 * seconds))
+        await self._until(self._warm, max(WARMUP_LEAST_S, 4 * seconds))
         if self._stopping or (self._failed and not self._good and not self._cold):
             return  # stopped, or every request of the warm-up failed
-        self._tell()  # so that no later line mixes events of the warm-up into the steady part
-        self._meter.steady_from = monotonic_s()
-        self._cpu_from = _cpu_s()
-        self._good_before = self._good
-        await self._until(lambda: False, seconds)
-        await self._until(lambda: self._good - self._good_before >= self._concurrency, seconds)
+        now = monotonic_s()
+        start = await self._begin(used().since(self._used_from, now - self._zero).busy)
+        self._waits = None
+        if start is None or self._stopping:
+            return
+        self._meter.begin(
+            start
+        )  # before the wait: a request that ends while this waits late is counted from `start` on
+        await self._until(lambda: False, start - monotonic_s())
+        if monotonic_s() < start:
+            self._meter.steady_from = None  # stopped before
+            return
+        self.tell(phase="warm-up")  # so that no later line mixes events of the warm-up into the steady part
+        self._used_from = used()
+        self._ended_before = self._good + self._failed
+        wanted = self._benchmark.requests
+        most = None if wanted is None else self._part(wanted)
+        await self._until(lambda: self._enough(most), start + seconds - monotonic_s())
+        if wanted is None and not self._finishing:
+            await self._until(lambda: self._enough(self._streams), seconds)
+        self.tell()
+        self._meter.end(monotonic_s())
+        self._used_to = used()
+        if not self._closed or not self._benchmark.fixed_length:
+            await self._until(self._all_ended, max(TAIL_LEAST_S, seconds))
 
-    async def _until(self, reached: Callable[[], bool], limit_s: float) -> None:
+    def _warm(self) -> bool:
+        if self._exhausted and not self._live:
+            return True
+        if self._benchmark.load == "trace":
+            return True  # a recording is measured from its first request
+        elapsed = monotonic_s() - self._zero
+        if elapsed < self._benchmark.ramp_s:
+            return False
+        if self._closed:
+            return self._cold == 0
+        if not self._good and self._failed >= WARMUP_FAILURES and elapsed >= HOPELESS_S:
+            return True  # nothing is answered, and nobody need wait for it
+        return not self._benchmark.warmup_requests or (self._settled_at is not None and elapsed >= self._settled_at)
+
+    def _enough(self, requests: int | None) -> bool:
+        """So many requests have ended in the steady part, or none can come any more, or it is to end in any case."""
+        if self._finishing or (self._exhausted and not self._live):
+            return True
+        return requests is not None and self._good + self._failed - self._ended_before >= requests
+
+    def _all_ended(self) -> bool:
+        """Every request that began in the steady part has ended, those among them that were held back."""
+        return not self._meter.is_steady(self._next_due) and not any(
+            self._meter.is_steady(_began(record)) for record in self._live
+        )
+
+    async def _until(self, reached: Callable[[], bool], limit_s: float | None) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(None if limit_s is None else max(0.0, limit_s)):
                 while not (self._stopping or reached()):
                     self._change.clear()
                     await self._change.wait()
 
-    # One stream: request after request on one connection.
+    # Closed loop: one stream, request after request on one connection.
 
-    async def _stream(self) -> None:
+    async def _stream(self, number: int) -> None:
         connection: Connection | None = None
         pause, warmup, failures = PAUSE_S[0], self._benchmark.warmup_requests, 0
+        await asyncio.sleep(self._benchmark.ramp_s * number / max(1, self._streams))
+        before: Record | None = None
         try:
-            while True:
-                record = Record(sent=monotonic_s())
-                connection = await self._one_request(connection, record)
-                self._note(record)
-                if warmup:
-                    failures += bool(record.error)
-                    warmup = 0 if failures >= WARMUP_FAILURES else warmup - (not record.error)
-                    self._cold -= not warmup
-                self._change.set()
-                if record.error:
-                    await asyncio.sleep(pause)
-                pause = min(2 * pause, PAUSE_S[1]) if record.error else PAUSE_S[0]
+            while (item := self._pool.take()) is not None:
+                said: tuple[str, ...] = ()
+                while item is not None:
+                    record, connection = await self._one_request(connection, item, before)
+                    if warmup:
+                        failures += bool(record.error)
+                        warmup = 0 if failures >= WARMUP_FAILURES else warmup - (not record.error)
+                        self._cold -= not warmup
+                        self._change.set()
+                    if record.error:
+                        await asyncio.sleep(pause)
+                    pause = min(2 * pause, PAUSE_S[1]) if record.error else PAUSE_S[0]
+                    before = None if record.error else record
+                    item, said = self._pool.next_turn(item, record, said)
+            self._exhausted = True
+            self._change.set()
         finally:
             if connection is not None:
                 connection.drop()
 
-    async def _one_request(self, connection: Connection | None, record: Record) -> Connection | None:
-        """Given the stream's connection, if any, send the next request and return the connection to use next."""
-        request = self._pool.take()
+    # Open loop: each request when it is due, on any connection that is free.
+
+    async def _open_loop(self) -> None:
+        planned = arrivals(self._benchmark, self._level)
+        most = self._benchmark.max_concurrency
+        limit = asyncio.Semaphore(IN_FLIGHT_MAX if most is None else self._part(most))
+        async with asyncio.TaskGroup() as group:
+            for number in range(1 << 62):
+                at_s = next(planned)
+                if number % self._shards != self._shard:
+                    continue
+                item = self._pool.take()
+                if item is None:
+                    break
+                due = self._zero + (at_s if item.ask.at_s is None else item.ask.at_s)
+                self._next_due = due
+                await asyncio.sleep(due - monotonic_s())
+                self._held_back |= limit.locked()
+                await limit.acquire()
+                group.create_task(self._arrival(item, due, limit))
+        self._next_due = float("inf")
+        self._exhausted = True
+        self._change.set()
+
+    async def _arrival(self, item: Prepared | None, due: float | None, limit: asyncio.Semaphore) -> None:
+        connection: Connection | None = None
+        said: tuple[str, ...] = ()
+        try:
+            while item is not None:
+                free = connection or (self._idle.pop() if self._idle else None)
+                record, connection = await self._one_request(free, item, None, due)
+                self._note_settled(record)
+                item, said = self._pool.next_turn(item, record, said)
+                due = record.end  # a turn is due when the one before was answered
+        finally:
+            limit.release()
+            if connection is not None and connection.usable:
+                self._idle.append(connection)
+            elif connection is not None:
+                connection.drop()
+
+    def _note_settled(self, record: Record) -> None:
+        """From the first good request at the full rate on it is known when as many requests end as begin."""
+        began_s = _began(record) - self._zero
+        if (
+            self._settled_at is None
+            and not record.error
+            and record.end is not None
+            and began_s >= self._benchmark.ramp_s
+        ):
+            self._settled_at = began_s + SETTLED_REQUESTS * (record.end - self._zero - began_s)
+
+    async def _open_spares(self) -> None:
+        if self._closed:
+            return
+        for _ in range(min(SPARE_MAX, max(4, round(self._level)))):
+            spare = await self._connect(Record(sent=monotonic_s()))
+            if spare is None:
+                return  # the load itself will say why
+            self._idle.append(spare)
+
+    # One request.
+
+    async def _one_request(
+        self, connection: Connection | None, item: Prepared, before: Record | None, due: float | None = None
+    ) -> tuple[Record, Connection | None]:
+        """Send a request on a connection, if there is one, and return its record and the connection to use next."""
+        began = monotonic_s()
+        record = Record(sent=began, due=due, asked_tokens=item.asked_tokens, turn=item.turn)
+        record.heard = [] if item.ask.more else None
         self._live[record] = None
         reused = connection is not None and connection.usable
         for _ in range(2):
@@ -210,43 +335,58 @@ class LevelRun:
             if connection is None:
                 break
             self._live[record] = connection
-            await connection.ask(request, record, self._benchmark.request_timeout_s)
+            await connection.ask(item.request, record, self._benchmark.request_timeout_s)
             if not (reused and connection.unanswered):
                 break
             # The server closed an idle connection just as the request went out, as llama.cpp does: no failure.
-            record.error, record.detail, record.end, reused = "", "", None, False
+            record.error, record.detail, record.end, reused, record.retried = "", "", None, False, True
         del self._live[record]
-        return connection
+        self._meter.stamped |= connection is not None and connection.wire is not None and connection.wire.stamped
+        self._note(record, before, began)
+        return record, connection
 
     async def _connect(self, record: Record) -> Connection | None:
         """Open a connection; where that fails, say why in the record and return None."""
-        loop, host, port = asyncio.get_running_loop(), self._target.host, self._target.port
+        made = Connection(self._meter.read_delays)
         try:
             async with asyncio.timeout(min(CONNECT_TIMEOUT_S, self._benchmark.request_timeout_s)):
-                _, made = await loop.create_connection(lambda: Connection(self._meter), host, port)
-        except OSError as error:  # TimeoutError is one
+                self._addresses = self._addresses or await self._target.addresses()
+                made.wire = await open_wire(
+                    self._addresses, self._target.tls, self._target.host, self._ahead, made.received, made.lost
+                )
+        except OSError as error:  # TimeoutError and ssl.SSLError are such
             record.error, record.detail = _connect_error(error), str(error)
             record.end = monotonic_s()
             return None
         return made
 
-    def _note(self, record: Record) -> None:
-        self._records.append(record)
+    def _note(self, record: Record, before: Record | None, began: float) -> None:
+        """A request is over; `began` is when it was taken up. What connecting took from then on is not ours to answer for."""
+        wanted = record.due if before is None else before.end
+        if wanted is not None and self._meter.is_steady(record.sent):
+            self._meter.send_delays.append(max(0.0, began - wanted))
         if record.error:
             self._failed += 1
             self.details.setdefault(record.error, record.detail)
         else:
             self._good += 1
-            self._meter.finished(record)
+        self._meter.archive(record, self._zero)
+        self._change.set()
 
-    def _cut(self) -> float:
-        """Abort what is in flight and keep its records, marked; return the client's CPU seconds so far."""
+    def _cut(self) -> LevelSamples:
+        """Abort what is in flight, keep its records, marked, and return the samples of all."""
+        now = monotonic_s()
+        self._used_to = used() if self._meter.steady_to is None else self._used_to
         for record, connection in self._live.items():
+            if connection is not None and connection.unanswered:
+                record.end, record.error = None, ""  # it was about to go out once more
             record.cut = record.end is None
             if connection is not None:
                 connection.drop()
-            self._records.append(record)
-        return _cpu_s()
+            self._meter.archive(record, self._zero)
+        for connection in self._idle:
+            connection.drop()
+        return self._samples(now if self._meter.steady_to is None else self._meter.steady_to)
 
     # What the client says about the load and about itself.
 
@@ -254,45 +394,78 @@ class LevelRun:
         while True:
             due = monotonic_s() + LAG_PROBE_S
             await asyncio.sleep(LAG_PROBE_S)
-            if self._meter.steady_from is not None:
-                self._lag.add(max(0.0, monotonic_s() - due))
+            self._ahead.check()
+            if self._meter.is_steady(due):
+                self._lag.append(max(0.0, monotonic_s() - due))
 
     async def _report(self) -> None:
         while True:
             await asyncio.sleep(PROGRESS_S)
-            self._tell()
+            self._ahead.refresh()
+            if self._meter.is_steady(monotonic_s()):
+                looked_into = islice(self._live.values(), LOOKED_INTO_MAX)
+                self._unread = max(self._unread, sum(c.unread_bytes for c in looked_into if c is not None))
+            self.tell()
+            self._change.set()  # a ramp is over by time, and an open loop is warm by it
 
-    def _tell(self) -> None:
-        events, self._told = self._meter.events - self._told, self._meter.events
+    def wait(self, busy: float) -> None:
+        """Say from now on that the load is warm, and how busy that kept us; until it is told to begin."""
+        self._waits = busy
+        self.tell()
+
+    def tell(self, phase: Any = None) -> None:
+        """Say how far the load is."""
+        now, spent = monotonic_s(), used()
+        total = self._meter.events + sum(len(record.times) for record in self._live)
+        events, self._told = total - self._told, total
+        busy = spent.since(self._used_told, now - self._told_at).busy
+        self._told_at, self._used_told = now, spent
         self._on_progress(
             Progress(
-                at_s=round(monotonic_s() - self._zero, 3),
-                phase="warm-up" if self._meter.steady_from is None else "steady",
+                at_s=round(now - self._zero, 3),
+                phase=phase or self._phase(now),
                 events=events,
                 in_flight=len(self._live),
                 done=self._good,
                 failed=self._failed,
                 tokens_per_event=round(self._meter.tokens_per_event, 4),
+                busy_ratio=round(busy if self._waits is None else self._waits, 3),
+                waits=self._waits is not None,
             )
         )
 
-    def _samples(self, now: float, cpu_s: float) -> LevelSamples:
-        start = self._meter.steady_from
-        bins = self._meter.whole_bins(now)
-        steady_s = len(bins) * BIN_S
-        busy = 0.0 if start is None or now <= start else (cpu_s - self._cpu_from) / (now - start)
+    def _phase(self, now: float) -> Any:
+        if self._meter.steady_from is None or now < self._meter.steady_from:
+            return "warm-up"
+        return "steady" if self._meter.steady_to is None else "tail"
+
+    def _samples(self, end: float) -> LevelSamples:
+        meter, start = self._meter, self._meter.steady_from
+        bins = meter.whole_bins(end)
+        share = self._used_to.since(self._used_from, 0.0 if start is None else end - start)
         return LevelSamples(
-            concurrency=self._concurrency,
+            concurrency=self._level,
             steady_from_s=None if start is None else round(start - self._zero, 6),
-            steady_to_s=None if start is None else round(start - self._zero + steady_s, 6),
+            steady_to_s=None if start is None else round(start - self._zero + len(bins) * BIN_S, 6),
             stopped_early=self._stopping,
-            requests=tuple(record.sample(self._zero) for record in self._records),
+            requests=meter.samples(self._zero),
             bins=bins,
-            itl_ms=self._meter.gaps.quantiles(),
-            merged_ratio=round(self._meter.merged_ratio, 5),
-            lag_p99_ms=round(self._lag.quantiles().get("p99", 0.0), 3),
-            cpu_ratio=round(busy, 4),
+            gaps=meter.gaps(),
+            merged_ratio=round(meter.merged_ratio(bins), 5),
+            lag_p99_ms=quantiles_ms(self._lag).get("p99", 0.0),
+            cpu_ratio=round(share.cpu, 4),
+            waited_ratio=round(share.waited, 4),
+            read_delay_ms=quantiles_ms(meter.read_delays) if meter.stamped else {},
+            send_delay_ms=quantiles_ms(meter.send_delays),
+            unread_bytes_max=self._unread,
+            kernel_stamps=meter.stamped,
+            load=self._benchmark.load,
+            held_back=self._held_back,
         )
+
+
+def _began(record: Record) -> float:
+    return record.sent if record.due is None else record.due
 
 
 def _connect_error(error: OSError) -> str:
@@ -305,10 +478,7 @@ def _connect_error(error: OSError) -> str:
             return TIMEOUT
         case socket.gaierror():
             return "host not found"
+        case ssl.SSLError():
+            return "TLS failed"
         case _:
             return "connect failed"
-
-
-def _cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime

@@ -1,17 +1,19 @@
 """One keep-alive connection to the server under load: sends a request, times its answer, names each failure.
 
-An event's time is that of the read that brought it, taken before anything else is done with the bytes. The loop's own
-time would not do: uvloop keeps it in whole milliseconds and reads it once a turn.
+An event's time is when the kernel received it, as the wire says.
 """
 
 import asyncio
 import json
-from typing import cast
+from array import array
+from collections.abc import Callable
 
-from autotuner.bench.meter import Meter, Record
-from autotuner.bench.sse import DONE, Answer, NotHttpError, event_data, has_error, has_finish, has_text, has_usage
+from autotuner.bench.meter import DELAY_EVERY, Record
+from autotuner.bench.sse import DONE, Answer, NotHttpError, event_data, has_error, has_finish, has_usage
+from autotuner.bench.wire import Wire
 from autotuner.edge.clock import monotonic_s
 
+DETAIL_MAX = 500  # characters of what the server said about an error
 GRACE_S = 1.0  # how long an answer may go on after [DONE] or an error event before its connection is given up
 
 CONNECT_REFUSED = "connect refused"
@@ -24,13 +26,16 @@ EMPTY = "empty stream"
 TRUNCATED = "truncated stream"
 
 
-class Connection(asyncio.Protocol):
+class Connection:
     """Carries one request at a time; `unanswered` tells that the server closed before any byte of the answer."""
 
-    def __init__(self, meter: Meter) -> None:
-        self._meter = meter
-        self._transport: asyncio.Transport | None = None
+    def __init__(self, read_delays: "array[float]") -> None:
+        self.wire: Wire | None = None  # set as soon as it is open
+        self._read_delays = read_delays
         self._record: Record | None = None
+        self._add: Callable[[float], None] = _nothing_asked
+        self._heard: list[bytes] | None = None
+        self._reads = 0
         self._answer = Answer()
         self._future: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -44,21 +49,27 @@ class Connection(asyncio.Protocol):
     @property
     def usable(self) -> bool:
         """Whether another request may be sent."""
-        if self._record is not None or self._transport is None or self._transport.is_closing():
+        if self._record is not None or self.wire is None or not self.wire.open:
             return False
-        return not self.sent or (self._answer.complete and self._answer.reusable)
+        return not self.sent or (self._answer.complete and self._answer.reusable and not self.wire.sending)
+
+    @property
+    def unread_bytes(self) -> int:
+        """How many bytes lie in the kernel unread."""
+        return self.wire.unread_bytes() if self.wire is not None else 0
 
     async def ask(self, request: bytes, record: Record, timeout_s: float) -> None:
         """Given a request as it goes on the wire, send it and return when it ended, well or not: see the record."""
-        if self._transport is None:
+        if self.wire is None:
             raise RuntimeError("asked before the connection was made")
         loop = asyncio.get_running_loop()
         self._answer, self._done, self._final, self._latest, self._usage = Answer(), False, False, b"", b""
         self._record, self._future, self.unanswered = record, loop.create_future(), False
+        self._add, self._heard = record.times.append, record.heard
         self._timer = loop.call_later(timeout_s, self._expire)
         self.sent += 1
         record.sent = monotonic_s()
-        self._transport.write(request)
+        self.wire.send(request)
         await self._future
 
     def drop(self) -> None:
@@ -68,71 +79,96 @@ class Connection(asyncio.Protocol):
         self._record = None
         if self._timer is not None:
             self._timer.cancel()
-        if self._transport is not None:
-            self._transport.abort()
+        if self.wire is not None:
+            self.wire.close()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport; called by asyncio."""
-        self._transport = cast(asyncio.Transport, transport)
+    def received(self, data: bytes, at: float, now: float) -> bool:
+        """Sort what one read brought: bytes, when they came, when they were read. This is the hot path.
 
-    def data_received(self, data: bytes) -> None:
-        """Time and sort what one read brought; called by asyncio. This is the hot path."""
-        now = monotonic_s()
-        record = self._record
+        Returns whether that ended a request, so that somebody waits to go on.
+        """
+        if self._record is not None and self._answer.is_one_token(data):
+            self._latest = data
+            self._add(at)
+            self._reads += 1
+            if not self._reads % DELAY_EVERY:
+                self._read_delays.append(now - at)
+            if self._heard is not None:
+                self._heard.append(data)
+            return False
+        return self._received_else(data, at, now)
+
+    def _received_else(self, data: bytes, at: float, now: float) -> bool:
+        record, answer = self._record, self._answer
         if record is None:
             self.drop()  # nothing was asked: an answer now would be taken for that of the next request
-            return
-        if self._answer.is_one_token(data):
-            self._latest = data
-            self._meter.tokens(record, now, 1)
-            return
+            return False
+        self._read_delays.append(now - at)
+        tokens = 0
         try:
-            events = self._answer.feed(data)
+            while data:
+                pieces, used = answer.leading_tokens(data)
+                tokens += self._note_texts(pieces, record)
+                data = data[used:] if used else data
+                if not data:
+                    break
+                end = answer.boundary(len(data))
+                tokens += self._sort(answer.feed(data[:end]), record, at)
+                data = data[end:]
         except NotHttpError as error:
-            self._end(now, NOT_HTTP, str(error))
+            record.add(at, tokens)
+            self._end(at, NOT_HTTP, str(error))
             self.drop()
-            return
-        self._sort(events, record, now)
-        if self._answer.complete:
-            self._end(now, *self._verdict(None))
+            return True
+        record.add(at, tokens)
+        if answer.complete:
+            self._end(at, *self._verdict(None))
+        return record.end is not None  # also where only a timer was set, which the loop must hear of
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Judge what had come of the answer; called by asyncio."""
+    def _note_texts(self, events: list[bytes], record: Record) -> int:
+        if events:
+            self._latest = events[-1]
+            if record.heard is not None:
+                record.heard += events
+        return len(events)
+
+    def lost(self, error: Exception | None) -> None:
+        """The connection ended, None meaning in order: judge what had come of the answer."""
         record = self._record
         if record is None:
             return
         now = monotonic_s()
         self.unanswered = not self._answer.started
-        if exc is None:
-            self._sort(self._answer.eof(), record, now)
-        self._end(now, *self._verdict(exc))
+        if error is None:
+            record.add(now, self._sort(self._answer.eof(), record, now))
+        self._end(now, *self._verdict(error))
 
-    def _sort(self, events: list[bytes], record: Record, now: float) -> None:
-        tokens = 0
+    def _sort(self, events: list[bytes], record: Record, at: float) -> int:
+        """Take what events without text say, and return how many have text."""
+        has_text = self._answer.event_has_text
+        texts = []
         for event in events:
             if has_text(event):
-                tokens += 1
-                self._latest = event
+                texts.append(event)
             elif data := event_data(event):
-                self._sort_textless(data, record, now)
-        if tokens:
-            self._meter.tokens(record, now, tokens)
+                self._sort_textless(data, record, at)
+        return self._note_texts(texts, record)
 
-    def _sort_textless(self, data: bytes, record: Record, now: float) -> None:
+    def _sort_textless(self, data: bytes, record: Record, at: float) -> None:
         if data == DONE:
             self._done = True
-            self._wind_up(record, now)
+            self._wind_up(record, at)
         if has_usage(data):
             self._usage, self._final = data, True
         if has_finish(data):
             self._final = True
         if has_error(data) and (message := error_message(data)) is not None:
             record.error, record.detail = ERROR_IN_200, message
-            self._wind_up(record, now)
+            self._wind_up(record, at)
 
-    def _wind_up(self, record: Record, now: float) -> None:
+    def _wind_up(self, record: Record, at: float) -> None:
         """All that matters has come; what HTTP still owes must not hold the stream up for long."""
-        record.end = now
+        record.end = at
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(GRACE_S, self._expire)
@@ -171,9 +207,13 @@ class Connection(asyncio.Protocol):
             return (NOT_SSE, "") if message is None else (ERROR_IN_200, message)
         if not (self._done or self._final or has_finish(self._latest)):
             return (CONNECTION_RESET, str(lost)) if lost is not None else (TRUNCATED, "")
-        if record is not None and not record.events:
+        if record is not None and not record.times:
             return EMPTY, ""
         return "", ""
+
+
+def _nothing_asked(at: float) -> None:
+    raise RuntimeError(f"an event at {at} that nothing was asked for")
 
 
 def error_message(body: bytes) -> str | None:
@@ -183,7 +223,7 @@ def error_message(body: bytes) -> str | None:
     """
     try:
         document = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(document, dict):
         return None
@@ -193,4 +233,4 @@ def error_message(body: bytes) -> str | None:
     if not error:
         return None
     message = error.get("message", error) if isinstance(error, dict) else error
-    return str(message)
+    return str(message)[:DETAIL_MAX]

@@ -15,7 +15,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from autotuner.bench.benchmark import Level
+from autotuner.bench.benchmark import Level, LoadKind
 
 BIN_S = 0.1  # width of the bins in which the worker counts token events
 
@@ -59,13 +59,14 @@ class Progress(Values):
 
     kind: Literal["progress"] = "progress"
     at_s: float
-    phase: Literal["warm-up", "steady"]
+    phase: Literal["warm-up", "steady", "tail"]
     events: int
     in_flight: int
     done: int
     failed: int
     tokens_per_event: float = 1.0
     busy_ratio: float = 0.0  # of the busiest worker process's core: what it used and what it waited for
+    waits: bool = False  # warm, and waiting to be told when the steady part begins
 
 
 class LevelSamples(Values):
@@ -81,10 +82,13 @@ class LevelSamples(Values):
     kernel before they were read (quantiles; empty where the kernel gave no times), `send_delay_ms` how late requests went out,
     `unread_bytes_max` the most that was seen waiting in its sockets, `kernel_stamps` tells that TTFT and gaps are the
     kernel's receive times, `capacity_tok_s` how many events a second one process can take, as calibrated on this host.
+    `held_back` tells that requests of an open loop did not always go out when due, because as many as allowed were in flight.
+    `prompts_said` tells in a sentence what the lengths of synthetic prompts rest on.
     """
 
     kind: Literal["samples"] = "samples"
     concurrency: Level
+    load: LoadKind = "concurrency"
     steady_from_s: float | None = None
     steady_to_s: float | None = None
     stopped_early: bool = False
@@ -102,6 +106,18 @@ class LevelSamples(Values):
     kernel_stamps: bool = False
     processes: int = 1
     capacity_tok_s: float | None = None
+    held_back: bool = False
+    prompts_said: str = ""
+
+    @property
+    def open_loop(self) -> bool:
+        """Whether requests went out when they were due, answered or not."""
+        return self.load != "concurrency"
+
+    @property
+    def busy_ratio(self) -> float:
+        """The share of the steady part in which the client could have done nothing more."""
+        return min(1.0, self.cpu_ratio + self.waited_ratio)
 
     @model_validator(mode="after")
     def _gaps_fit(self) -> Self:

@@ -13,6 +13,7 @@ _EVENT_MAX = 16 * 1024 * 1024
 _BODY_MAX = 65_536  # of a body that is not a stream: enough for any error message
 _NO_BODY = frozenset({204, 304})
 _QUOTE = b'"'
+_QUOTE_BYTE = _QUOTE[0]
 
 DONE = b"[DONE]"
 
@@ -21,17 +22,29 @@ class NotHttpError(ValueError):
     """The bytes are no HTTP/1.1 answer that can be followed any further."""
 
 
-_TEXT = b'"text":"'
-_TEXT_SPACED = b'"text": "'
+# Text is under one of these keys: `text` of completions, `content` of chat, the others of models that think first.
+_KEYS = tuple(
+    b'"%b":%b"' % (name, space)
+    for name in (b"text", b"content", b"reasoning_content", b"reasoning")
+    for space in (b"", b" ")
+)
+
+
+def text_key(event: bytes) -> tuple[int, bytes] | None:
+    """Given an event's data, return where its text's key stands and how it is written; None where it has no text.
+
+    An empty text says that nothing was generated yet.
+    """
+    for key in _KEYS:
+        at = event.find(key)
+        if at >= 0 and not event.startswith(_QUOTE, at + len(key)):
+            return at, key
+    return None
 
 
 def has_text(event: bytes) -> bool:
-    """Given an event's data, tell whether it carries text; an empty `text` says nothing was generated yet."""
-    at = event.find(_TEXT)
-    if at >= 0:
-        return not event.startswith(_QUOTE, at + len(_TEXT))
-    at = event.find(_TEXT_SPACED)
-    return at >= 0 and not event.startswith(_QUOTE, at + len(_TEXT_SPACED))
+    """Given an event's data, tell whether it carries text."""
+    return text_key(event) is not None
 
 
 def has_usage(event: bytes) -> bool:
@@ -65,11 +78,26 @@ def event_data(block: bytes) -> bytes:
     return b"\n".join(data)
 
 
+def _opening(size: int) -> bytes:
+    """What a read of so many bytes begins with if it is one chunk with one event; nothing begins so for impossible sizes."""
+    for digits in range(1, 4):
+        chunk = size - digits - 4  # two line ends
+        if chunk > 0 and len(b"%x" % chunk) == digits:
+            return b"%x\r\ndata: {" % chunk
+    return b"\0"
+
+
+_OPENINGS_MAX = 4_096
+_OPENINGS = tuple(_opening(size) for size in range(_OPENINGS_MAX))
+_EVENT_END = b"\n\n\r\n"  # of a chunk that is one event
+_SIZES = {b"%x\r" % size: size for size in range(1, _OPENINGS_MAX)}
+
+
 class Answer:
     """Follows one answer: `feed` it what was read, then see `status`, `complete` and, if no stream, `body`."""
 
     __slots__ = (
-        "_between", "_events", "_left", "_rest", "_step", "_tail", "_text_at",
+        "_between", "_event_key", "_event_key_at", "_events", "_key", "_key_at", "_left", "_rest", "_step", "_tail",
         "body", "complete", "reusable", "started", "status", "streams",
     )  # fmt: skip
 
@@ -84,7 +112,8 @@ class Answer:
         self._tail = b""  # not yet a whole event
         self._left = 0  # bytes still to come of the chunk or body; -1: until the connection closes
         self._between = False  # between two chunks of a stream, with nothing pending
-        self._text_at = 0
+        self._key, self._key_at = _KEYS[0], 0  # where the text's key stood in the last whole chunk
+        self._event_key, self._event_key_at = _KEYS[0], 0  # and in the last event
         self._events: list[bytes] = []
         self._step: Callable[[bytes], bytes] = self._read_head
 
@@ -93,20 +122,64 @@ class Answer:
 
         That is nearly every read, and then nothing needs cutting, and `feed` must not see the bytes. Else False.
         """
+        size = len(data)
+        if (
+            not self._between
+            or size >= _OPENINGS_MAX
+            or not data.startswith(_OPENINGS[size])  # a chunk of just this size, which begins with `data: {`
+            or data.find(b"\n\n") != size - 4
+            or not data.endswith(b"\r\n")
+        ):
+            return False
+        # The server's events look alike, so the key is where it was before.
+        if data.startswith(self._key, self._key_at):
+            return data[self._key_at + len(self._key)] != _QUOTE_BYTE
+        found = text_key(data)
+        if found is None:
+            return False
+        self._key_at, self._key = found
+        return True
+
+    def leading_tokens(self, data: bytes) -> tuple[list[bytes], int]:
+        """Given bytes as read, return the chunks at their start that `is_one_token` would know, and how many bytes those are.
+
+        `feed` must not see them. A client that comes late finds many in one read, and must not be later for it.
+        """
         if not self._between:
+            return [], 0
+        pieces = data.split(_EVENT_END)
+        pieces.pop()
+        found, used = 0, 0
+        for piece in pieces:
+            size = len(piece) + len(_EVENT_END)
+            if size >= _OPENINGS_MAX or not piece.startswith(_OPENINGS[size]) or b"\n\n" in piece:
+                break
+            if not piece.startswith(self._key, self._key_at):
+                place = text_key(piece)
+                if place is None:
+                    break
+                self._key_at, self._key = place
+            elif piece.startswith(_QUOTE, self._key_at + len(self._key)):
+                break
+            found += 1
+            used += size
+        return pieces[:found], used
+
+    def boundary(self, size: int) -> int:
+        """Given how many bytes were read, return after how many of them a chunk that began earlier is over; else all."""
+        inside = self._left + 2 if self._step == self._read_chunks and self._left and not self._rest else size
+        return min(size, inside)
+
+    def event_has_text(self, event: bytes) -> bool:
+        """Given an event that `feed` returned, tell whether it carries text."""
+        key, at = self._event_key, self._event_key_at  # where it was before: the server's events look alike
+        if event.startswith(key, at) and not event.startswith(_QUOTE, at + len(key)):
+            return True
+        found = text_key(event)
+        if found is None:
             return False
-        at = data.find(b"\n")
-        if data.count(b"\n") != 4 or not data.endswith(b"\n\n\r\n") or not data.startswith(b"data: {", at + 1):
-            return False
-        try:
-            if int(data[:at], 16) != len(data) - at - 3:
-                return False
-        except ValueError:
-            return False
-        if data.startswith(_TEXT, self._text_at):  # the server's events look alike, so it is where it was before
-            return not data.startswith(_QUOTE, self._text_at + len(_TEXT))
-        self._text_at = max(0, data.find(_TEXT))
-        return has_text(data)
+        self._event_key_at, self._event_key = found
+        return True
 
     def feed(self, data: bytes) -> list[bytes]:
         """Given bytes as read, return the data of the events that they complete; raise NotHttpError for nonsense."""
@@ -137,20 +210,16 @@ class Answer:
     # Each step takes bytes, returns those that it did not use, and has chosen the next step if it is done.
 
     def _read_head(self, data: bytes) -> bytes:
-        end = data.find(b"\r\n\r\n")
-        if end < 0:
-            if len(data) > _HEAD_MAX or not data.startswith(b"HTTP/1."[: len(data)]):
-                raise NotHttpError("no HTTP/1.1 answer")
-            return data
-        first, *lines = data[:end].split(b"\r\n")
-        self._read_status(first)
-        if self.status >= 200:  # 100 Continue and 103 Early Hints come before the real head
-            self._read_headers(first, lines)
-        elif len(data) == end + 4:
-            return b""
-        else:
-            return self._read_head(data[end + 4 :])
-        return data[end + 4 :]
+        while (end := data.find(b"\r\n\r\n")) >= 0:
+            first, *lines = data[:end].split(b"\r\n")
+            self._read_status(first)
+            data = data[end + 4 :]
+            if self.status >= 200:  # 100 Continue and 103 Early Hints come before the real head
+                self._read_headers(first, lines)
+                return data
+        if len(data) > _HEAD_MAX or not data.startswith(b"HTTP/1."[: len(data)]):
+            raise NotHttpError("no HTTP/1.1 answer")
+        return data
 
     def _read_status(self, line: bytes) -> None:
         words = line.split(b" ", 2)
@@ -205,7 +274,7 @@ class Answer:
             size_line, at = data[at:line], line + 1
             if size_line == b"\r":  # the empty line that closes the chunk before
                 continue
-            size = _chunk_size(size_line)
+            size = _SIZES.get(size_line) or _chunk_size(size_line)
             if not size:
                 self._step = self._read_trailers
                 break

@@ -15,7 +15,7 @@ from autotuner.bench.benchmark import Benchmark, level_name
 from autotuner.bench.export import FORMATS, Measured, exported
 from autotuner.bench.measurement import GoodputLimits
 from autotuner.cli.benchtable import levels_table
-from autotuner.cli.common import json_option, print_json
+from autotuner.cli.common import json_option, print_json, user_cache
 from autotuner.cli.exporting import write
 from autotuner.core.remarks import in_words, level_remarks, prompts_remark
 from autotuner.errors import HostError
@@ -117,7 +117,9 @@ def bench(ctx: click.Context, /, **given: Any) -> None:
     click.echo(f"{model or 'the model'} at {root}: {in_words(benchmark)}", err=True)
 
     with LiveLevels(benchmark) as live:
-        run = Standalone(root, benchmark, model, live.show, api_key=key, limits=given["limits"], gpus=gpus)
+        run = Standalone(
+            root, benchmark, model, live.show, api_key=key, limits=given["limits"], gpus=gpus, cache=user_cache()
+        )
         signal_number = asyncio.run(_until_done(run))
     _write_files(run.measured, given)
     if given["as_json"]:
@@ -164,8 +166,11 @@ def _benchmark(given: dict[str, Any]) -> Benchmark:
         fields |= {"levels": given[loads[0]], "load": _LEVELS_OF[loads[0]]}
     if fields.get("dataset"):
         fields["dataset"] = str(Path(fields["dataset"]).resolve())
+    from autotuner.edge.datasets import with_dataset
+
     try:
-        return Benchmark.model_validate(fields)
+        made = Benchmark.model_validate(fields)
+        return with_dataset(made, Path()) if made.dataset else made
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         name = str(problem["loc"][0]) if problem["loc"] else ""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from autotuner.bench.benchmark import level_cell
 from autotuner.bench.machine import MachineFigures
 from autotuner.bench.measurement import Figures
 from autotuner.cli.common import table
@@ -24,7 +25,7 @@ def _row(f: Figures, machine: MachineFigures | None) -> tuple[str, ...]:
     power = machine.gpu_power_w if machine else None
     energy = machine.joules_per_output_token if machine else None
     return (
-        f"{f.concurrency:g}",
+        level_cell(f.load, f.concurrency),
         "void" if f.void else f"{rate(f.output_tok_s)} ± {rate(half)}",
         rate(f.total_tok_s),
         _with_half(f.answered_req_s, f.answered_req_s_low, f.answered_req_s_high),

@@ -25,7 +25,11 @@ STOP_GRACE_S = 5.0
 
 @contextlib.contextmanager
 def own_daemon(where: Path, settings: Path, program: str = "autotuner") -> Iterator[subprocess.Popen[bytes]]:
-    """Run a daemon on a folder's settings until the block is left; `program` is the module to run."""
+    """Run a daemon on a folder's settings until the block is left; `program` is the module to run.
+
+    SIGTERM and SIGHUP leave the block as ctrl-c does, so that whoever ends this command ends its daemon too.
+    """
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     with (where / "daemon.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", program, "-s", str(settings), "daemon", "--log-format", "json"],
@@ -45,6 +49,12 @@ def own_daemon(where: Path, settings: Path, program: str = "autotuner") -> Itera
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(DAEMON_END_S)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def follow(

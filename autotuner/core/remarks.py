@@ -32,8 +32,8 @@ def level_remarks(f: Figures, benchmark: Benchmark) -> list[str]:
     """Given a level's figures and its benchmark, return all that is to be said of it beside the table."""
     found = [f"void: {f.void}"] if f.void else []
     found += requests_remarks(f)
-    if f.requests_ok and not f.itl_ms and not f.void:
-        found.append("no ITL: too many events shared a read for their times to be their own")
+    if f.client_note:
+        found.append(f.client_note)
     if f.drift_ratio is not None:
         found.append(f"the rate changed by {100 * f.drift_ratio:+.0f} % from the first third to the last")
     answered = f.answered_req_s
@@ -62,7 +62,8 @@ def prompts_remark(every: list[Figures], benchmark: Benchmark) -> str:
     if min(least) == max(most) == asked:
         return f"prompts were exact: {asked} tokens each"
     span = f"{min(least)} to {max(most)}" if min(least) < max(most) else str(max(most))
-    return f"prompts had {span} tokens each, {asked} asked for"
+    basis = next((f"; {f.prompts_said}" for f in every if f.prompts_said), "")
+    return f"prompts had {span} tokens each, {asked} asked for{basis}"
 
 
 def in_words(benchmark: Benchmark) -> str:

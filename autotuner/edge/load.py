@@ -2,36 +2,62 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
 from autotuner.bench import worker
-from autotuner.bench.benchmark import Benchmark
+from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.bench.measurement import LevelSamples, Progress
+from autotuner.edge.calibration import capacity_tok_s
+from autotuner.edge.tokenizer import words_for
 from autotuner.errors import HostError
 
+PROCESSES_MAX = 16
 LINE_BYTES_MAX = 256 << 20  # the samples of a level come as one line
 
 _MESSAGE: TypeAdapter[Progress | LevelSamples] = TypeAdapter(Progress | LevelSamples)
 
 
 class Load:
-    """One level's load, driven by a process of its own so that the daemon's loop never competes with it."""
+    """One level's load, driven by a process of its own so that the daemon's loop never competes with it.
 
-    def __init__(self, url: str, benchmark: Benchmark, concurrency: int, model: str | None) -> None:
+    `cache` is a folder: what the client can take on this host is kept there, and measured first where it is not.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        benchmark: Benchmark,
+        level: Level,
+        model: str | None,
+        *,
+        api_key: str | None = None,
+        cache: Path | None = None,
+        processes_max: int | None = None,
+    ) -> None:
         self._job: dict[str, Any] = {
             "url": url,
             "benchmark": benchmark.model_dump(mode="json"),
-            "concurrency": concurrency,
+            "concurrency": level,
             "model": model,
-            "api_key": None,
+            "api_key": api_key,
+            "processes_max": processes_max or usual_processes_max(),
         }
+        self._benchmark = benchmark
+        self._cache = cache
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
+        if self._cache is not None:
+            self._job["capacity_tok_s"] = await capacity_tok_s(self._cache)
+        if not self._benchmark.dataset or self._benchmark.load == "trace":
+            words = await words_for(self._job["url"], self._benchmark, self._job["model"], self._job["api_key"])
+            self._job["words"] = words.model_dump(mode="json")
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *worker.command(),
@@ -78,13 +104,26 @@ class Load:
             self._process.kill()
             await self._process.wait()
 
+    def finish(self) -> None:
+        """End the steady part now, as if its time were over; the samples come when the requests that began in it have ended."""
+        if self._process is not None and self._process.returncode is None and not self._input.is_closing():
+            self._input.write(b'{"finish": true}\n')
+
     def stop(self) -> None:
-        """End the level now; the samples of what it measured still come."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.terminate()
+        """End the level now; the samples of what it measured still come.
+
+        The end of its stdin tells the worker so at any instant; a signal would just kill one that is still starting.
+        """
+        if self._process is not None:
+            self._input.close()
 
     @property
     def _input(self) -> asyncio.StreamWriter:
         if self._process is None or self._process.stdin is None:
             raise HostError("the benchmark worker was not started")
         return self._process.stdin
+
+
+def usual_processes_max() -> int:
+    """How many processes a load may grow to: half of the cores we may use, so that the server on them keeps the rest."""
+    return max(1, min(PROCESSES_MAX, len(os.sched_getaffinity(0)) // 2))

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from autotuner.bench.benchmark import Benchmark
+from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.core.candidate import Candidate
 from autotuner.core.effective import Configuration
 from autotuner.core.entry import GENESIS, Draft, Entry, render
@@ -162,15 +162,15 @@ class Store:
         )
 
     def results(self, trial_id: int) -> tuple[LevelResult, ...]:
-        """Return a trial's measured levels, by concurrency."""
+        """Return a trial's measured levels, in their order."""
         rows = self.db.all("SELECT body FROM results WHERE trial_id = ? ORDER BY level", trial_id)
         return tuple(LevelResult.model_validate_json(row["body"]) for row in rows)
 
-    def evidence(self, trial_id: int, level: int) -> dict[str, Any]:
+    def evidence(self, trial_id: int, level: Level) -> dict[str, Any]:
         """Return what one level's result rests on. Raise NotFound."""
         row = self.db.one("SELECT evidence, gaps FROM results WHERE trial_id = ? AND level = ?", trial_id, level)
         if row is None or row["evidence"] is None:
-            raise NotFound(f"nothing is kept of trial {trial_id} at concurrency {level}")
+            raise NotFound(f"nothing is kept of trial {trial_id} at level {level:g}")
         loaded: dict[str, Any] = json.loads(zlib.decompress(row["evidence"]))
         if row["gaps"] is not None:
             loaded["samples"]["gaps"] = base64.b64encode(row["gaps"]).decode("ascii")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from autotuner.edge import procfs
+from autotuner.edge import clock, procfs
 
 pytestmark = pytest.mark.e2e
 
@@ -135,4 +136,26 @@ def test_a_capped_drafter_gets_its_cap_lifted_and_a_verdict_of_its_own(tmp_path:
     assert (row["state"], row["parent"], row["move"]) == ("queued", "eagle3", "lift-running-cap")
     assert row["gain"] > 0
     assert Path(row["file"]).read_text() == row["toml"]
+    assert not left(tmp_path)
+
+
+def test_a_rehearsal_that_is_terminated_ends_its_daemon_and_its_servers(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "autotuner",
+        "rehearse",
+        candidate(tmp_path, "base"),
+        "--no-preflight",
+        "--levels",
+        "4",
+    ]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        until = clock.monotonic_s() + 30
+        while not any(tmp_path.rglob("launch.json*")) and clock.monotonic_s() < until:
+            clock.pause(0.1)
+        assert len(left(tmp_path)) > 1
+        run.terminate()
+        assert run.wait(30) == 128 + signal.SIGTERM
     assert not left(tmp_path)

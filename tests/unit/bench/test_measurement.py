@@ -220,8 +220,10 @@ def test_requests_that_went_out_twice_are_counted() -> None:
 def test_itl_comes_from_the_gaps_where_they_were_kept() -> None:
     requests = [request(5.0 + 0.1 * i, events=5) for i in range(4)]
     kept = pack_gaps([[20_000, 20_000, 30_000, 20_000]] * 4)
-    found = figures(steady(*requests, gaps=kept, itl_ms={"p50": 99.0}))
+    found = figures(steady(*requests, gaps=kept))
     assert (found.itl_ms["p50"], found.itl_ms["mean"]) == (pytest.approx(20.0), pytest.approx(22.5))
     assert found.itl_ms["p50_low"] <= 20.0 <= found.itl_ms["p50_high"]
     assert figures(steady(*requests, itl_ms={"p50": 99.0})).itl_ms == {"p50": 99.0}
-    assert figures(steady(*requests, gaps=kept, merged_ratio=0.2)).itl_ms == {}
+    assert figures(steady(*requests, gaps=kept, merged_ratio=0.2, lag_p99_ms=30.0)).itl_ms == {}
+    sent_at_once = figures(steady(*requests, gaps=kept, merged_ratio=0.2, lag_p99_ms=0.5))
+    assert sent_at_once.itl_ms["p50"] == pytest.approx(20.0)

@@ -3,13 +3,14 @@
 import contextlib
 import itertools
 import json
+from array import array
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autotuner.bench.connection import Connection, error_message
-from autotuner.bench.meter import Meter, Record
+from autotuner.bench.meter import Record
 from autotuner.bench.sse import Answer, NotHttpError, event_data, has_error, has_finish, has_text, has_usage
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
@@ -84,13 +85,13 @@ def test_a_connection_counts_the_same_tokens_however_the_bytes_are_cut(
     if not reads:  # one chunk a read: the short cut that nearly all reads take
         at = len(pieces[0])
         pieces += cut(stream[at:], _edges(body)) if one_chunk_an_event else [stream[at:]]
-    connection, record = Connection(Meter()), Record(sent=0.0)
-    connection._record = record
+    connection, record = Connection(array("d")), Record(sent=0.0)
+    connection._record, connection._add = record, record.times.append
     connection._wind_up = lambda *_: None  # type: ignore[method-assign]
     for piece in pieces:
-        connection.data_received(piece)
-    assert record.events == sum(bool(json.loads(doc)["choices"][0]["text"]) for doc in docs)
-    assert connection._verdict(None)[0] == ("" if record.events else "empty stream")
+        connection.received(piece, 0.0, 0.0)
+    assert len(record.times) == sum(bool(json.loads(doc)["choices"][0]["text"]) for doc in docs)
+    assert connection._verdict(None)[0] == ("" if record.times else "empty stream")
 
 
 def _edges(body: list[bytes]) -> list[int]:

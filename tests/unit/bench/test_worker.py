@@ -96,7 +96,7 @@ def test_a_stopped_worker_still_says_what_it_measured(
     [
         (b"", "the order: Invalid JSON"),
         (b"{}\n", "url: Field required"),
-        (order("https://a", api_key="sk-secret-secret-secret"), "http://127.0.0.1:8080"),
+        (order("ftp://a", api_key="sk-secret-secret-secret"), "http://127.0.0.1:8080"),
         (order("http://a", concurrency=0, api_key="sk-secret-secret-secret"), "concurrency"),
         (order("http://a", api_key=["sk-secret-secret-secret"]), "api_key"),
     ],
