@@ -7,7 +7,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from autotuner.core.statistics import mean_interval, quantile, t95
 
@@ -50,7 +50,8 @@ def clustered(groups: Sequence[Sequence[int]], unit: float) -> dict[str, float]:
     is that of a ratio over clusters, and the quantiles at that share plus and minus Student's multiple of it are the bounds
     (Woodruff 1952). The mean's are of the same ratio estimator (Cochran, Sampling Techniques, 6.4 and 9A.3).
     """
-    ordered = sorted(value for group in groups for value in group)
+    sizes, runs = [len(group) for group in groups], [sorted(group) for group in groups]
+    ordered = sorted(chain.from_iterable(runs))
     if not ordered:
         return {}
     mean = sum(ordered) / len(ordered)
@@ -58,11 +59,10 @@ def clustered(groups: Sequence[Sequence[int]], unit: float) -> dict[str, float]:
     found = {"mean": unit * mean, **{name: unit * value for name, value in points.items()}}
     if len(groups) < 2:
         return found
-    sizes = [len(group) for group in groups]
     half = _ratio_half([sum(group) for group in groups], sizes, mean)
     found |= _bounds("mean", max(0.0, unit * (mean - half)), unit * (mean + half))
     for name, point in points.items():
-        below = [sum(value <= point for value in group) for group in groups]
+        below = [bisect_right(run, point) for run in runs]
         share = sum(below) / len(ordered)
         half = _ratio_half(below, sizes, share)
         # A share that is the same in every request is still not known better than the number of gaps allows.

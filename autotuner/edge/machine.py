@@ -30,9 +30,9 @@ class MachineWatch:
         self._every_s = every_s
         self._taken: list[MachineSample] = []
         self._since_s = 0.0
-        self._over = False
+        self._over = asyncio.Event()
         self._wake = asyncio.Event()
-        self._anew = True  # the share of CPU time since the last reading would be of another part
+        self._part = 0
         self._nvml: _Nvml | None = None
 
     async def __aenter__(self) -> Self:
@@ -43,7 +43,7 @@ class MachineWatch:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over = True
+        self._over.set()
         self._wake.set()
         done, _ = await asyncio.wait({self._task}, timeout=END_WAIT_S)
         if not done:
@@ -52,7 +52,7 @@ class MachineWatch:
     def begin(self) -> None:
         """The steady part begins: what was sampled before is not of it, and the next sample is taken now."""
         self._taken.clear()
-        self._anew = True
+        self._part += 1
         self._wake.set()
 
     @property
@@ -62,18 +62,18 @@ class MachineWatch:
 
     async def _sample(self) -> None:
         await asyncio.to_thread(self._open)
-        while not self._ended():
+        read_in = None
+        while not self._over.is_set():
             self._wake.clear()
-            anew, self._anew = self._anew, False
+            part = self._part
             taken = await asyncio.to_thread(self._read)
-            if not (self._ended() or self._anew):
-                self._taken.append(taken.model_copy(update={"cpu_ratio": None}) if anew else taken)
+            if self._part == part and not self._over.is_set():
+                # CPU time is a share of that since the reading before, which must have been of this part too.
+                self._taken.append(taken if part == read_in else taken.model_copy(update={"cpu_ratio": None}))
+                read_in = part
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._every_s)
         await asyncio.to_thread(self._close)
-
-    def _ended(self) -> bool:
-        return self._over
 
     def _open(self) -> None:
         import psutil  # noqa: PLC0415 - slow to import, and wanted only where something is measured

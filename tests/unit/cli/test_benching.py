@@ -25,6 +25,7 @@ from autotuner.cli.benchlive import LiveLevels
 from autotuner.edge.endpoint import base_url
 from autotuner.errors import Refused
 
+OTHER_CLIENTS = ("client", "client_command", "tokenizer")
 QUICK = ("--seconds", "1", "--prompt-tokens", "16", "--output-tokens", "8")
 
 
@@ -73,7 +74,7 @@ def test_levels_are_measured_and_stand_in_a_table_and_in_files(server: Server, t
     assert lines[0].split()[:4] == ["level", "output", "tok/s", "total"]
     assert "goodput req/s" in lines[0]
     assert [line.split()[0] for line in lines[2:4]] == ["2", "4"]
-    assert "prompts had" in ran.stdout
+    assert "prompts were exact: 16 tokens each" in ran.stdout
     assert "no figures of GPUs: NVML cannot be used: Driver Not Loaded" in ran.stdout
     assert "fake at http://127.0.0.1" in ran.stderr
     assert len(rows.read_text().splitlines()) > 20
@@ -95,9 +96,9 @@ def test_json_has_the_figures_with_their_intervals_and_the_machine(
 
 
 def test_every_field_of_a_benchmark_has_an_option() -> None:
-    """All but the windows of the daemon's rules, and the client, which is this one."""
+    """All but the windows of the daemon's rules, the hash of a dataset, and what belongs to other clients than this one."""
     options = {p.name for p in bench.params}
-    wanted = set(Benchmark.model_fields) - {"levels", "load", "window_s", "client"}
+    wanted = set(Benchmark.model_fields) - {"levels", "load", "window_s", "dataset_sha256", *OTHER_CLIENTS}
     assert wanted <= options
     assert {"concurrency", "request_rate", "trace_speed"} <= options
     assert not any(p.name == "api_key" for p in bench.params), "a key in argv is seen by every user of the host"
