@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from autotuner.bench.benchmark import Benchmark, Level
+from autotuner.bench.benchmark import Benchmark, Level, level_name
 from autotuner.core.candidate import Candidate
 from autotuner.core.effective import Configuration
 from autotuner.core.entry import GENESIS, Draft, Entry, render
@@ -165,7 +165,8 @@ class Store:
         """Return what one level's result rests on. Raise NotFound."""
         row = self.db.one("SELECT evidence FROM results WHERE trial_id = ? AND level = ?", trial_id, level)
         if row is None or row["evidence"] is None:
-            raise NotFound(f"nothing is kept of trial {trial_id} at level {level:g}")
+            load = Benchmark.model_validate_json(self.trial(trial_id).benchmark_body).load
+            raise NotFound(f"nothing is kept of trial {trial_id} at {level_name(load, level)}")
         loaded: dict[str, Any] = json.loads(zlib.decompress(row["evidence"]))
         return loaded
 
