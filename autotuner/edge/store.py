@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from autotuner.bench.benchmark import Benchmark, Level
+from autotuner.bench.benchmark import Benchmark, Level, level_name
 from autotuner.core.candidate import Candidate
 from autotuner.core.effective import Configuration
 from autotuner.core.entry import GENESIS, Draft, Entry, render
@@ -170,7 +170,8 @@ class Store:
         """Return what one level's result rests on. Raise NotFound."""
         row = self.db.one("SELECT evidence, gaps FROM results WHERE trial_id = ? AND level = ?", trial_id, level)
         if row is None or row["evidence"] is None:
-            raise NotFound(f"nothing is kept of trial {trial_id} at level {level:g}")
+            load = Benchmark.model_validate_json(self.trial(trial_id).benchmark_body).load
+            raise NotFound(f"nothing is kept of trial {trial_id} at {level_name(load, level)}")
         loaded: dict[str, Any] = json.loads(zlib.decompress(row["evidence"]))
         if row["gaps"] is not None:
             loaded["samples"]["gaps"] = base64.b64encode(row["gaps"]).decode("ascii")

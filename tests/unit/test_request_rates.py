@@ -26,6 +26,7 @@ from autotuner.core.watching import LevelRules
 from autotuner.edge.rows import LaunchRow, Trial
 from autotuner.edge.store import Store
 from autotuner.engines.base import Window
+from autotuner.errors import NotFound
 from autotuner.settings import load_settings, policies_in
 from autotuner.shipped import folder
 
@@ -103,6 +104,8 @@ def test_fractions_of_a_request_a_second_come_back_from_the_store_as_they_went(h
     assert [r.concurrency for r in found] == [0.5, 2]
     assert [type(r.concurrency) for r in found] == [float, int]
     assert house.store.evidence(trial, 0.5) == {"looks": [0.5]}
+    with pytest.raises(NotFound, match=r"at 2\.5 req/s"):
+        house.store.evidence(trial, 2.5)
     house.store.proposals.want(SLOT, trial, [fired("propose", move="graphs-on")], 0.5, None, AT)
     house.store.proposals.want(SLOT, trial, [fired("propose", rule="other", move="graphs-on")], 8, None, AT)
     assert [(row.level, type(row.level)) for row in house.store.proposals.of_trial(trial)] == [(0.5, float), (8, int)]
