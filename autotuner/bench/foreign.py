@@ -39,7 +39,7 @@ SECONDS_MAX = 4.0  # a client is ended when it has run so many times `seconds` l
 class Order(NamedTuple):
     """How to run a client for one level.
 
-    `env` is added to the environment, `files` are written into the folder that it runs in (name to text), `result` is the
+    `env` is added to the environment, `files` are written into its folder (name to text), `result` is the
     file in that folder which it leaves; `warmup` of its requests, the first ones, are not counted.
     """
 

@@ -67,7 +67,6 @@ class ForeignLoad:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                cwd=self._folder,
                 env={**os.environ, **self._order.env},
             )
         except OSError as error:
