@@ -216,9 +216,8 @@ class LevelRun:
 
     def _all_ended(self) -> bool:
         """Every request that began in the steady part has ended, those among them that were held back."""
-        return not self._meter.is_steady(self._next_due) and not any(
-            self._meter.is_steady(_began(record)) for record in self._live
-        )
+        is_steady = self._meter.is_steady
+        return not is_steady(self._next_due) and not any(is_steady(_began(record)) for record in self._live)
 
     async def _until(self, reached: Callable[[], bool], limit_s: float | None) -> None:
         with contextlib.suppress(TimeoutError):

@@ -5,9 +5,11 @@ A bound that so few values cannot give is left out of a table: with 100 requests
 
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import accumulate, pairwise
+from typing import Any
 
 from autotuner.core.statistics import mean_interval, quantile, t95
 
@@ -50,21 +52,25 @@ def clustered(groups: Sequence[Sequence[int]], unit: float) -> dict[str, float]:
     is that of a ratio over clusters, and the quantiles at that share plus and minus Student's multiple of it are the bounds
     (Woodruff 1952). The mean's are of the same ratio estimator (Cochran, Sampling Techniques, 6.4 and 9A.3).
     """
-    sizes, runs = [len(group) for group in groups], [sorted(group) for group in groups]
-    ordered = sorted(chain.from_iterable(runs))
-    if not ordered:
+    counts: Counter[int] = Counter()
+    for group in groups:
+        counts.update(group)
+    if not counts:
         return {}
-    mean = sum(ordered) / len(ordered)
+    ordered = _Counted(counts)
+    mean = sum(value * count for value, count in counts.items()) / len(ordered)
     points = {name: quantile(ordered, q) for name, q in QUANTILES.items()}
     found = {"mean": unit * mean, **{name: unit * value for name, value in points.items()}}
     if len(groups) < 2:
         return found
+    sizes = [len(group) for group in groups]
     half = _ratio_half([sum(group) for group in groups], sizes, mean)
+    below = [_below(group, list(points.values())) for group in groups]
     found |= _bounds("mean", max(0.0, unit * (mean - half)), unit * (mean + half))
-    for name, point in points.items():
-        below = [bisect_right(run, point) for run in runs]
-        share = sum(below) / len(ordered)
-        half = _ratio_half(below, sizes, share)
+    for number, name in enumerate(points):
+        under = [ranks[number] for ranks in below]
+        share = sum(under) / len(ordered)
+        half = _ratio_half(under, sizes, share)
         # A share that is the same in every request is still not known better than the number of gaps allows.
         half = max(half, t95(len(groups) - 1) * math.sqrt(QUANTILES[name] * (1 - QUANTILES[name]) / len(ordered)))
         low, high = QUANTILES[name] - half, QUANTILES[name] + half
@@ -74,6 +80,26 @@ def clustered(groups: Sequence[Sequence[int]], unit: float) -> dict[str, float]:
             unit * quantile(ordered, high) if high < 1 else None,
         )
     return found
+
+
+class _Counted(Sequence[int]):
+    """Ascending values, each held once however often it comes: of millions of gaps only thousands differ."""
+
+    def __init__(self, counts: Counter[int]) -> None:
+        self._values = sorted(counts)
+        self._ends = list(accumulate(counts[value] for value in self._values))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, rank: Any) -> Any:
+        return self._values[bisect_right(self._ends, rank)]
+
+
+def _below(group: Sequence[int], points: list[float]) -> list[int]:
+    """How many of a group's values are at most each of the points."""
+    ordered = sorted(group)
+    return [bisect_right(ordered, point) for point in points]
 
 
 @lru_cache(maxsize=64)  # three tables of a level have as many requests

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import sys
 import zlib
 from array import array
 from bisect import bisect_left
@@ -12,12 +11,13 @@ from itertools import islice, pairwise
 from operator import sub
 from typing import Any
 
-from autotuner.bench.measurement import BIN_S, RequestSample
+from autotuner.bench.samples import BIG_ENDIAN, BIN_S, RequestSample
 from autotuner.core.statistics import quantile
 
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 DELAY_EVERY = 16  # of so many reads one has its delay kept: enough for a 99th percentile, and cheap
 _GAP_MAX = 0xFFFF_FFFF
+_ENCODED_MIN = 1 << 14
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +114,8 @@ class Meter:
         self.usage_events = 0
         self._records: deque[Record] = deque()
         self._packer = zlib.compressobj(1)
-        self._packed: list[bytes] = []
+        self._packed = bytearray()  # not yet base64, which takes three bytes at a time
+        self._encoded = bytearray()
 
     def begin(self, at: float) -> None:
         """Given the instant at which the steady part begins, count from there."""
@@ -141,7 +142,7 @@ class Meter:
             if self.steady_to is not None:
                 end = bisect_left(record.merged_at, self.steady_to)
             self.merged += sum(record.merged[start:end])
-        self._packed.append(self._packer.compress(_gaps(times, zero)))
+        self._keep(self._packer.compress(_gaps(times, zero)))
         record.times = record.merged_at = record.merged = _NONE
 
     def samples(self, zero: float) -> tuple[RequestSample, ...]:
@@ -179,8 +180,16 @@ class Meter:
 
     def gaps(self) -> str:
         """Return all gaps, packed as LevelSamples has them; to be called once, at the end."""
-        self._packed.append(self._packer.flush())
-        return base64.b64encode(b"".join(self._packed)).decode()
+        self._keep(self._packer.flush())
+        self._encoded += base64.b64encode(self._packed)
+        return self._encoded.decode()
+
+    def _keep(self, packed: bytes) -> None:
+        self._packed += packed
+        whole = len(self._packed) // 3 * 3
+        if whole >= _ENCODED_MIN:
+            self._encoded += base64.b64encode(self._packed[:whole])
+            del self._packed[:whole]
 
     def whole_bins(self, now: float) -> tuple[int, ...]:
         """Given the end of the steady part, return its whole bins: one cut short would look like a slump."""
@@ -210,7 +219,7 @@ def _gaps(times: "array[float]", zero: float) -> bytes:
         gaps = array("I", map(sub, islice(us, 1, None), us))
     except OverflowError:  # more than an hour, or a clock that went back
         gaps = array("I", (max(0, min(_GAP_MAX, b - a)) for a, b in pairwise(us)))
-    if sys.byteorder == "big":
+    if BIG_ENDIAN:
         gaps.byteswap()
     return gaps.tobytes()
 

@@ -6,10 +6,10 @@ server sends it; an SSE event may carry several tokens, so events alone are neve
 
 import base64
 import binascii
-import struct
 import zlib
+from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Literal, Self
 
@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from autotuner.bench.benchmark import Level, LoadKind
 
+BIG_ENDIAN = array("H", [1]).tobytes() == b"\0\1"  # then numbers are swapped on their way in and out
+_PIECE = 1 << 14  # characters; whole groups of base64, so that each can be decoded by itself
 BIN_S = 0.1  # width of the bins in which the worker counts token events
 
 
@@ -122,7 +124,7 @@ class LevelSamples(Values):
     @model_validator(mode="after")
     def _gaps_fit(self) -> Self:
         """What does not fit would be handed to the wrong requests, and every figure made of it would be false."""
-        if self.gaps and len(_microseconds(self.gaps)) != sum(_gap_counts(self.requests)):
+        if self.gaps and _length(self.gaps) != sum(_gap_counts(self.requests)):
             raise ValueError("gaps do not fit the requests: one is needed for each event but a request's first")
         return self
 
@@ -139,8 +141,10 @@ class LevelSamples(Values):
 
 def pack_gaps(gaps_us: Iterable[Iterable[int]]) -> str:
     """Given each request's gaps in microseconds, return them as `LevelSamples.gaps` has them."""
-    every = [gap for gaps in gaps_us for gap in gaps]
-    return base64.b64encode(zlib.compress(struct.pack(f"<{len(every)}I", *every), 6)).decode("ascii")
+    packed = array("I", (gap for gaps in gaps_us for gap in gaps))
+    if BIG_ENDIAN:
+        packed.byteswap()
+    return base64.b64encode(zlib.compress(packed.tobytes(), 6)).decode("ascii")
 
 
 def steady_gaps_us(samples: LevelSamples) -> tuple[Sequence[int], ...]:
@@ -168,9 +172,31 @@ def _gap_counts(requests: tuple[RequestSample, ...]) -> list[int]:
     return [max(0, r.events - 1) for r in requests]
 
 
-def _microseconds(gaps: str) -> tuple[int, ...]:
+def _length(gaps: str) -> int:
+    """How many gaps there are, without holding them: a level has millions."""
+    return sum(map(len, _unpacked(gaps))) // 4
+
+
+def _microseconds(gaps: str) -> "memoryview[int]":
+    numbers = bytearray()
+    for piece in _unpacked(gaps):
+        numbers += piece
+    if BIG_ENDIAN:
+        swapped = array("I", bytes(numbers))
+        swapped.byteswap()
+        numbers = bytearray(swapped.tobytes())
+    return memoryview(numbers).cast("I")
+
+
+def _unpacked(gaps: str) -> Iterator[bytes]:
+    """Yield the packed numbers in pieces; raise ValueError where they cannot be read or end within a number."""
+    unpacker, length = zlib.decompressobj(), 0
     try:
-        raw = zlib.decompress(base64.b64decode(gaps, validate=True))
-        return struct.unpack(f"<{len(raw) // 4}I", raw)
-    except (binascii.Error, zlib.error, struct.error) as error:
+        for at in range(0, len(gaps), _PIECE):
+            piece = unpacker.decompress(base64.b64decode(gaps[at : at + _PIECE], validate=True))
+            length += len(piece)
+            yield piece
+    except (binascii.Error, zlib.error, ValueError) as error:
         raise ValueError(f"gaps cannot be read: {error}") from None
+    if length % 4 or not unpacker.eof:
+        raise ValueError("gaps cannot be read: they are cut short")

@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 from autotuner.bench.hotloop import unwatch, watch
 from autotuner.edge.clock import monotonic_s, realtime_ahead_s
 
-READ_BYTES = 65_536
+READ_BYTES = 16_384  # larger ones leave holes in the heap: a flood of merged events then took 100 MB more
 _SO_TIMESTAMPNS = 35  # asm-generic/socket.h; the socket module does not name it
 _STAMP = struct.Struct("@qq")  # struct timespec: seconds and nanoseconds
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_STAMP.size)
