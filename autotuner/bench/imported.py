@@ -17,6 +17,7 @@ from typing import NamedTuple
 from autotuner.bench.benchmark import Benchmark, Level, level_name
 from autotuner.bench.foreign import TITLES, Client, Order
 from autotuner.bench.measurement import BIN_S, LevelSamples, RequestSample
+from autotuner.bench.selfcheck import MERGED_RATIO_MAX
 from autotuner.core.redact import one_line
 from autotuner.core.statistics import quantile
 
@@ -243,15 +244,19 @@ def _samples(
     moments = sorted((r.sent or 0.0) + at for r in requests for at in r.times)
     gaps = [(r, later - earlier) for r in requests if not r.spread for earlier, later in pairwise(r.times)]
     inside = [gap for r, gap in gaps if not known or start <= (r.sent or 0.0)]
+    merged = _merged(inside)
+    told = (
+        merged <= MERGED_RATIO_MAX
+    )  # another client does not say whether it was late, so merged gaps are never believed
     return LevelSamples(
         concurrency=level,
         steady_from_s=None if steady is None else round(start, 6),
         steady_to_s=None if steady is None else round(end, 6),
         requests=tuple(_sample(r) for r in requests),
         bins=_bins(moments, start, end, known=known) if steady else (),
-        itl_ms=_quantiles_ms(inside),
-        gaps=_packed([gap for _, gap in gaps]),
-        merged_ratio=round(_merged(inside), 5),
+        itl_ms=_quantiles_ms(inside) if told else {},
+        gaps=_packed([gap for _, gap in gaps]) if told else "",
+        merged_ratio=round(merged, 5),
     )
 
 

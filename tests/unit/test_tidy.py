@@ -118,7 +118,14 @@ def test_time_is_told_by_one_clock() -> None:
     now = re.compile(r"\b(?:datetime|date)\.(?:now|today|utcnow)\(")
     assert {name for name in MODULES if now.search(text_of(name))} <= {"edge/clock.py"}
     asleep = [n for n in MODULES for c in calls(n) if ast.unparse(c.func) in {"asyncio.sleep", "time.sleep"}]
-    assert set(asleep) <= {"edge/clock.py", "edge/shim.py", "bench/client.py", "bench/worker.py", "engines/embedded.py"}
+    assert set(asleep) <= {
+        "edge/clock.py",
+        "edge/shim.py",
+        "bench/client.py",
+        "bench/conductor.py",
+        "bench/pool.py",
+        "engines/embedded.py",
+    }
 
 
 def test_no_command_goes_through_a_shell() -> None:

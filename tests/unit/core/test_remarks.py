@@ -55,8 +55,8 @@ def test_a_cache_that_knows_fresh_prompts_is_said_and_one_that_should_is_not() -
 def test_void_drift_and_missing_itl_are_said() -> None:
     said = level_remarks(figures(void="too slow", drift_ratio=-0.12), FRESH)
     assert said == ["void: too slow", "the rate changed by -12 % from the first third to the last"]
-    (said_itl,) = level_remarks(figures(itl_ms={}), FRESH)
-    assert said_itl.startswith("no ITL")
+    (said_itl,) = level_remarks(figures(client_note="ITL is not known: the client was late"), FRESH)
+    assert said_itl.startswith("ITL is not known")
 
 
 def test_whether_prompts_were_exact_is_said() -> None:

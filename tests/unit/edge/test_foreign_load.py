@@ -174,9 +174,9 @@ def test_how_many_requests_are_done_is_told_where_the_client_tells_it() -> None:
 
 def test_the_benchmark_chooses_the_client() -> None:
     own = Benchmark(levels=(2,), seconds=1.0)
-    assert isinstance(load_for("http://127.0.0.1:9", own, 2, None, longest_s=3.0, launch=0), Load)
+    assert isinstance(load_for("http://127.0.0.1:9", own, 2, None, longest_s=3.0, launch=0, cache=None), Load)
     other = benchmark("vllm", "good")
-    assert isinstance(load_for("http://127.0.0.1:9", other, 2, None, longest_s=3.0, launch=0), ForeignLoad)
+    assert isinstance(load_for("http://127.0.0.1:9", other, 2, None, longest_s=3.0, launch=0, cache=None), ForeignLoad)
 
 
 def test_a_client_that_was_never_started_says_so() -> None:
