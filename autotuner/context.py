@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from autotuner.bench.benchmark import Benchmark
+from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.core.candidate import Candidate
 from autotuner.core.effective import merge, overlay
 from autotuner.core.objective import Objective
@@ -27,7 +27,7 @@ class Live:
 
     stage: str = ""
     progress: str = ""
-    level: int | None = None
+    level: Level | None = None
     running: float | None = None
     output_tok_s: float | None = None
     accept_len: float | None = None
@@ -126,8 +126,14 @@ class SlotContext:
         return engine_for(candidate.engine)
 
     def objective(self, benchmark: Benchmark) -> Objective:
-        """The slot's objective under a benchmark; one for a level the benchmark lacks falls back to its busiest."""
+        """The slot's objective under a benchmark; one for a level the benchmark lacks falls back to its busiest.
+
+        A single stream is a concurrency of 1, which a benchmark of rates does not have.
+        """
         objective = self.settings.objective_of(self.name)
+        if not benchmark.concurrencies and objective.constraints.single_stream_ratio_min is not None:
+            constraints = objective.constraints.model_copy(update={"single_stream_ratio_min": None})
+            objective = objective.model_copy(update={"constraints": constraints})
         if objective.level is not None and objective.level not in benchmark.levels:
             return objective.model_copy(update={"level": max(benchmark.levels)})
         return objective

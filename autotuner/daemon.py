@@ -56,6 +56,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ending.set)
         loop.add_signal_handler(signal.SIGHUP, self._want_reload)
+        self._warn()
         self._log.info("daemon started", pid=os.getpid(), settings=str(self._path), slots=list(self._settings.slots))
         # Ready means: the record is open and the slots are worked. A disk that is full now is said in STATUS instead.
         self._notifier.ready()
@@ -109,6 +110,10 @@ class Daemon:
         self._show()
         self._notifier.cycle_completed()
         return True
+
+    def _warn(self) -> None:
+        for warning in self._settings.warnings:
+            self._log.warning(warning, settings=str(self._path))
 
     def _start_up(self) -> None:
         self._ballast.take()
@@ -221,6 +226,7 @@ class Daemon:
             worker.ctx.settings, worker.ctx.policies = settings, policies
         self._take_secrets()
         self._log.info("settings taken over", settings=str(self._path))
+        self._warn()
 
     def _take_secrets(self) -> None:
         """Learn the values that must never be shown, so that a server that prints one does not leak it."""

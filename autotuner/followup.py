@@ -93,7 +93,7 @@ async def _situation(ctx: SlotContext, trial: Trial, row: ProposalRow) -> Situat
     situation = Situation(
         candidate=candidate,
         engine=ctx.engine(candidate),
-        levels=benchmark.levels,
+        levels=benchmark.concurrencies,
         request_tokens=benchmark.prompt_tokens + benchmark.output_tokens,
         level=row.level,
         effective=effective,

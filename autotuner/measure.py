@@ -5,10 +5,12 @@ The level ends by its own time, by a rule, or because the server died; what was 
 
 import dataclasses
 import json
+from itertools import takewhile
 from typing import Any
 
 from autotuner import log, outcome
 from autotuner.bench.goodput import figures_under
+from autotuner.bench.machine import MachineSample, machine_figures
 from autotuner.bench.measurement import Figures, LevelSamples, Progress
 from autotuner.context import Live, SlotContext
 from autotuner.core import decide
@@ -22,8 +24,10 @@ from autotuner.core.policy import Facts, Fired, holding
 from autotuner.core.verdict import LevelReading, LevelResult, disagreement, too_late_best
 from autotuner.core.watching import LevelRules, server_ended
 from autotuner.edge import clock
+from autotuner.edge.foreign_load import ForeignLoad, load_for
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.load import Load
+from autotuner.edge.machine import MachineWatch
 from autotuner.edge.probes import GENERATE_TIMEOUT_S, Probe
 from autotuner.edge.rows import Trial
 from autotuner.engines import situation
@@ -115,6 +119,8 @@ class _Level:
         self._began_s = clock.monotonic_s()
         self._looked_s = 0.0
         self._steady_from: int | None = None
+        self._machine: tuple[MachineSample, ...] = ()
+        self.client_void = ""  # why what another client measured must not be used
 
     def _plan(self) -> LevelPlan:
         objective = self.objective
@@ -132,7 +138,8 @@ class _Level:
             objective, self.benchmark.levels, done, best_figures, doubt.launch_noise, doubt.launches, doubt.alpha
         )
         return LevelPlan(
-            concurrency=self.action.level,
+            level=self.action.level,
+            load=self.benchmark.load,
             decides=bar
             and objective.limits is None
             and weights_of(objective, self.benchmark.levels).get(self.action.level, 0.0) > 0,
@@ -149,6 +156,7 @@ class _Level:
             standing=standing if bar and baseline and not self.trial.is_baseline else None,
             constraints=binding if self.trial.is_baseline else objective.constraints,
             latency_counts=objective.counts_latency,
+            best_answered_ratio=best.answered_ratio if best else None,
         )
 
     async def wait_until_idle(self, probe: Probe, wait_s: float) -> None:
@@ -169,18 +177,38 @@ class _Level:
         """Run the load to its end or until a rule ends it; return its samples, None if the server died first."""
         await self.log.facts()
         model = await probe.model()
-        longest = self.benchmark.model_copy(update={"seconds": EXTEND_MAX * self.benchmark.seconds})
-        async with Load(self.ctx.slot.place.url, longest, self.action.level, model) as load:
+        load_of_level = load_for(
+            self.ctx.slot.place.url,
+            self.benchmark,
+            self.action.level,
+            model,
+            longest_s=EXTEND_MAX * self.benchmark.seconds,
+            launch=self._launches_before(),
+            cache=self.ctx.settings.cache,
+        )
+        async with MachineWatch(self.ctx.slot.gpus) as machine, load_of_level as load:
             async for message in load.messages():
                 if isinstance(message, LevelSamples):
+                    self._machine = machine.samples
+                    self.client_void = load.void if isinstance(load, ForeignLoad) else ""
                     return message
+                if message.phase == "steady" and not self.gather.steady:
+                    machine.begin()
                 self.gather.add_progress(message)
                 if not await self._alive():
                     return None
                 await self._window(probe, message)
-                if self.rules.over or self._over():
+                if self.rules.over:
                     load.stop()
+                elif self._over() and isinstance(load, Load):
+                    load.finish()
         return None
+
+    def _launches_before(self) -> int:
+        """How many launches of the candidate were for trials before this one: the n-th of each is sent the same prompts."""
+        launches = self.ctx.store.launches(self.ctx.name)
+        earlier = takewhile(lambda launch: launch.id != self.action.launch_id, launches)
+        return sum(launch.candidate_id == self.candidate.id and launch.trial_id is not None for launch in earlier)
 
     async def death(self) -> tuple[Diagnosis, Fired] | None:
         """If the server has died, return why and the rule that names it."""
@@ -195,17 +223,21 @@ class _Level:
         """Given the level's samples, return its result with the rule that ended it, if any."""
         if samples is None:
             raise HostError("the load ended without samples")
-        measured = figures_under(samples, self.objective.limits).model_copy(
+        measured = figures_under(samples, self.objective.limits, ignore_eos=self.benchmark.ignore_eos).model_copy(
             update={"stopped_early": self.rules.ended is not None}
         )
-        if self.rules.ended is None:
+        if self.client_void:
+            measured = measured.model_copy(update={"void": self.client_void})
+        # What another client measured wrongly must not be judged; that requests failed is no matter of its clock.
+        if self.rules.ended is None and (measured.requests_failed or not self.client_void):
             self.rules.look("level", self._facts(measured))
         ended = self.rules.ended
         if ended is not None and ended.action == "void":
             measured = measured.model_copy(update={"void": ended.sentence})
         result = self.gather.result(measured)
         ended_by = ended if ended is None or ended.action != "void" else None
-        found = {"fired": ended_by, "settled": self.rules.settled, "reading": self._reading()}
+        machine = machine_figures(self._machine, measured.output_tok_s)
+        found = {"fired": ended_by, "settled": self.rules.settled, "reading": self._reading(), "machine": machine}
         return result.model_copy(update=found)
 
     def _reading(self) -> LevelReading | None:
@@ -232,6 +264,7 @@ class _Level:
         """What the result rests on: enough to recompute every figure and every look of the rules."""
         return {
             "samples": samples.model_dump(mode="json") if samples else None,
+            "machine": [sample.model_dump(mode="json") for sample in self._machine],
             "windows": [w._asdict() for w in self.gather.windows],
             "looks": [dataclasses.asdict(look) for look in self.rules.looks],
             "policies": {policy.file: policy.sha256 for policy in self.ctx.policies},
@@ -243,10 +276,12 @@ class _Level:
 
     def _over(self) -> bool:
         """The level's time is over, unless too few requests were answered or a rule wants more evidence."""
-        steady_s, answered = self.gather.steady_s, self.gather.answered
+        steady_s, answered, concurrency = self.gather.steady_s, self.gather.answered, self.gather.plan.concurrency
         if steady_s < self.benchmark.seconds:
             return False
-        if answered < self.action.level and steady_s < FEW_ANSWERS_MAX * self.benchmark.seconds:
+        if concurrency is None:  # the same requests are sent to every server, for the same time
+            return True
+        if answered < concurrency and steady_s < FEW_ANSWERS_MAX * self.benchmark.seconds:
             return False
         wanted = holding(self.ctx.policies, "window", self.rules.looks[-1].facts) if self.rules.looks else ()
         extends = any(fired.action == "extend" and not fired.dry_run for fired in wanted)

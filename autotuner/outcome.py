@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter
 
 from autotuner import confirming
-from autotuner.bench.benchmark import Benchmark
+from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.bench.measurement import Figures
 from autotuner.context import Live, SlotContext
 from autotuner.core import report
@@ -97,7 +97,7 @@ def conclude(ctx: SlotContext, trial_id: int) -> Judgement:
 
 
 def want(
-    ctx: SlotContext, trial_id: int, proposed: Iterable[Fired], level: int | None, known: Effective | None
+    ctx: SlotContext, trial_id: int, proposed: Iterable[Fired], level: Level | None, known: Effective | None
 ) -> None:
     """Note what rules propose on a trial; it is worked out and queued when the trial is over."""
     if ctx.settings.propose != "off":
@@ -246,6 +246,7 @@ def trial_so_far(ctx: SlotContext, trial: Trial) -> TrialSoFar:
         remarks=told.said,
         answers=trial.answers,
         best_answers=best_answers_of(ctx, trial),
+        load=benchmark.load,
     )
 
 
@@ -254,7 +255,7 @@ def benchmark_of(trial: Trial) -> Benchmark:
     return Benchmark.model_validate_json(trial.benchmark_body)
 
 
-def baseline_of(ctx: SlotContext, trial: Trial) -> dict[int, LevelResult]:
+def baseline_of(ctx: SlotContext, trial: Trial) -> dict[Level, LevelResult]:
     """Given a trial, return the best-known's results under the same benchmark; empty if there are none."""
     return confirming.baseline_of(ctx, trial, confirming.record_of(ctx, trial, deciding_of(ctx, trial)))
 
@@ -274,7 +275,7 @@ def best_answers_of(ctx: SlotContext, trial: Trial) -> tuple[str, ...]:
     return next((answers for answers in asked if answers), ())
 
 
-def deciding_of(ctx: SlotContext, trial: Trial) -> tuple[int, ...]:
+def deciding_of(ctx: SlotContext, trial: Trial) -> tuple[Level, ...]:
     """Given a trial, return the levels of its benchmark that its verdict depends on."""
     benchmark = benchmark_of(trial)
     return deciding_levels(ctx.objective(benchmark), benchmark.levels)
@@ -319,7 +320,7 @@ def took_s(trial: Trial) -> float:
     return trial.busy_s + max(0.0, clock.monotonic_s() - trial.begun_mono_s)
 
 
-def planned_s(benchmark: Benchmark, usual_ready_s: float | None, measure: tuple[int, ...] = ()) -> float:
+def planned_s(benchmark: Benchmark, usual_ready_s: float | None, measure: tuple[Level, ...] = ()) -> float:
     """Given a benchmark, how long the candidate usually loads and the levels (all if none), return a trial's whole seconds."""
     levels = len(measure or benchmark.levels) * benchmark.seconds * (1 + WARMUP_SHARE)
     return (usual_ready_s if usual_ready_s is not None else START_GUESS_S) + levels
@@ -346,7 +347,7 @@ def _trial_draft(
             slot=ctx.name,
             name=trial.name,
             hypothesis=trial.hypothesis,
-            objective=str(so_far.objective),
+            objective=so_far.objective.described(so_far.load),
             judgement=judgement,
             results=so_far.results,
             levels=so_far.levels,

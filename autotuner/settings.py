@@ -5,6 +5,7 @@ objective, since two models seldom want the same one.
 """
 
 import datetime as dt
+import math
 import os
 import re
 from pathlib import Path
@@ -12,11 +13,13 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from autotuner.bench.benchmark import Benchmark
+from autotuner.bench.benchmark import Benchmark, level_name
+from autotuner.bench.records import ACCEPTED
 from autotuner.core.confirm import Noise
 from autotuner.core.objective import Objective
 from autotuner.core.policy import Policy, load_policy
 from autotuner.core.source import Source, problem_at, validate, wrong_at
+from autotuner.edge.datasets import CHECKED, RECORDS_MAX, with_dataset
 from autotuner.engines.base import Place
 from autotuner.errors import InvalidInput, NotFound, Problem
 from autotuner.shipped import folder
@@ -25,6 +28,7 @@ ENV_VAR = "AUTOTUNER_SETTINGS"
 PLACES = ("autotuner.toml", "~/.config/autotuner/autotuner.toml", "/etc/autotuner/autotuner.toml")
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: tuple[Day, ...] = get_args(Day)
+REQUESTS_MIN = 30  # a level with fewer has one or none beyond its 97th percentile
 
 SlotName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]
 Clock = Annotated[str, StringConstraints(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
@@ -168,6 +172,21 @@ class Settings(_Strict):
         """Given a slot, return its own objective, or the common one."""
         return self.slots[slot].objective or self.objective
 
+    def objective_in_words(self, slot: str) -> str:
+        """Given a slot, return its objective as people read it."""
+        return self.objective_of(slot).described(self.benchmarks[self.benchmark_name(slot)].load)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is allowed, and yet hardly what was meant; each once."""
+        found: list[str] = []
+        for slot in self.slots:
+            name = self.benchmark_name(slot)
+            found += self.objective_of(slot).warnings(name, self.benchmarks[name])
+        for name, benchmark in self.benchmarks.items():
+            found += _few_requests(name, benchmark)
+        return tuple(dict.fromkeys(found))
+
     def window_closed(self, moment: dt.datetime) -> str:
         """Given a local time, return why no trial may run then; empty if it may."""
         if not self.window or any(window.contains(moment) for window in self.window):
@@ -194,14 +213,20 @@ def find_settings(given: str | None) -> Path:
     )
 
 
-def load_settings(path: Path) -> Settings:
-    """Given a settings file, return the settings, relative paths taken from its folder. Raise InvalidInput."""
+def load_settings(path: Path, *, whole: bool = False) -> Settings:
+    """Given a settings file, return the settings, relative paths taken from its folder. Raise InvalidInput.
+
+    The beginning of each dataset that it names is checked; with `whole` all that is used of it.
+    """
     source = read_source(path)
     settings = validate(Settings, source)
     problems = _cross_problems(source, settings)
     if problems:
         raise InvalidInput(problems)
     base = path.resolve().parent
+    settings = settings.model_copy(
+        update={"benchmarks": _with_datasets(source, settings.benchmarks, base, whole=whole)}
+    )
     keys = ("state_dir", "journal_dir", "log_dir", "policies_dir")
     paths = {key: base / value.expanduser() for key in keys if (value := getattr(settings, key)) is not None}
     return settings.model_copy(update=paths)
@@ -243,6 +268,26 @@ def read_source(path: Path) -> Source:
         raise InvalidInput([Problem(str(path), f"cannot be read: {error.strerror}")]) from None
 
 
+def _with_datasets(
+    source: Source, benchmarks: dict[str, Benchmark], base: Path, *, whole: bool
+) -> dict[str, Benchmark]:
+    """Given the benchmarks, return them with what their datasets are. Raise InvalidInput for any that is wrong."""
+    found, problems = dict(benchmarks), list[Problem]()
+    for name, benchmark in benchmarks.items():
+        if not benchmark.dataset:
+            continue
+        if not (file := base / Path(benchmark.dataset).expanduser()).is_file():
+            problems.append(problem_at(source, ("benchmarks", name, "dataset"), f"there is no file {file}", ACCEPTED))
+            continue
+        try:
+            found[name] = with_dataset(benchmark, base, RECORDS_MAX if whole else CHECKED)
+        except InvalidInput as error:
+            problems += error.problems
+    if problems:
+        raise InvalidInput(problems)
+    return found
+
+
 def _cross_problems(source: Source, settings: Settings) -> list[Problem]:
     problems = []
     for name, slot in settings.slots.items():
@@ -261,11 +306,27 @@ def _cross_problems(source: Source, settings: Settings) -> list[Problem]:
 def _level_problems(source: Source, settings: Settings, name: str) -> list[Problem]:
     """An objective or a constraint on a level that is never measured would silently decide otherwise than it says."""
     objective, own = settings.objective_of(name), settings.slots[name].objective
-    levels = settings.benchmarks[settings.benchmark_name(name)].levels
+    benchmark = settings.benchmarks[settings.benchmark_name(name)]
+    levels = benchmark.levels
     table = ("slots", name, "objective") if own else ("objective",)
+    single = ("constraints", "single_stream_ratio_min")
+    if not benchmark.concurrencies and objective.constraints.single_stream_ratio_min is not None:
+        message = f"needs concurrency 1, and the benchmark of slot {name} sends requests at rates"
+        return [problem_at(source, (*table, *single), message, "limit ttft_p99_ms_max or tpot_p99_ms_max instead")]
     hint = f"levels: {', '.join(map(str, levels))}"
     return [
         problem_at(source, (*table, *key), f"the benchmark of slot {name} has no level {level}", hint)
         for key, level in objective.named_levels
         if level not in levels
     ]
+
+
+def _few_requests(name: str, benchmark: Benchmark) -> list[str]:
+    """A rate so low that its level has too few requests to tell percentiles or goodput of two servers apart."""
+    least = min(benchmark.levels)
+    sent = least * benchmark.seconds
+    if benchmark.load != "request-rate" or sent >= REQUESTS_MIN:
+        return []
+    at = level_name(benchmark.load, least)
+    few = f"benchmark {name} sends about {sent:.0f} requests in its {benchmark.seconds:g} s at {at}, too few to compare two"
+    return [f"{few} servers by: set seconds to {math.ceil(REQUESTS_MIN / least)} or more, or take faster rates"]

@@ -136,7 +136,10 @@ class SlotWorker:
         concluded = ""
         if so_far.ended is not None or lost(so_far) is not None or disagreement(so_far):
             concluded = judge(so_far).reasons[0]
-        return TrialRecord(trial.id, trial.candidate_id, trial.name, trial.interruptions, next_level(so_far), concluded)
+        coming = next_level(so_far)
+        return TrialRecord(
+            trial.id, trial.candidate_id, trial.name, trial.interruptions, coming, concluded, so_far.load
+        )
 
     def _no_new_trials(self, slot: SlotRow, anything_queued: bool) -> str:
         if not anything_queued:

@@ -128,7 +128,7 @@ def _trial(campaign: Campaign, name: str) -> RecordedTrial:
 def _results(trial: RecordedTrial, steps: dict[float, float]) -> Iterator[LevelResult]:
     for level in trial.levels:
         plan = LevelPlan(
-            concurrency=level.concurrency,
+            level=level.concurrency,
             decides=True,
             cap=trial.effective.running_cap,
             speculation=trial.speculation,

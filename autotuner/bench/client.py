@@ -458,7 +458,7 @@ class LevelRun:
             send_delay_ms=quantiles_ms(meter.send_delays),
             unread_bytes_max=self._unread,
             kernel_stamps=meter.stamped,
-            open_loop=not self._closed,
+            load=self._benchmark.load,
             held_back=self._held_back,
         )
 

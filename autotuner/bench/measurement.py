@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from pydantic import Field
 
-from autotuner.bench.benchmark import Level
+from autotuner.bench.benchmark import Level, LoadKind, level_name
 from autotuner.bench.latency import clustered, summary
 from autotuner.bench.samples import BIN_S, LevelSamples, Progress, RequestSample, Values, steady_gaps_us
 from autotuner.bench.selfcheck import blurred, client_limit
@@ -50,7 +50,8 @@ class GoodputLimits(Values):
 class Figures(Values):
     """The figures of one level. Rates in tokens or requests per second, latencies in milliseconds, ratios 0..1.
 
-    Latency tables hold mean, p50, p90 and p99 of the requests that began in the steady part, each with its 95 % interval as
+    `concurrency` is the level, which is a number of requests in flight or, by its `load`, a rate. Latency tables hold mean,
+    p50, p90 and p99 of the requests that began in the steady part, each with its 95 % interval as
     `p50_low` and `p50_high`; a bound that so few requests cannot give is left out. `void` says why a level must not be used,
     and is empty when it may. `drift_ratio` is by how much the rate changed from the first third of the steady part
     to its last (-0.1 is 10 % slower), None where it kept its rate as far as can be told. Goodput is in requests per second,
@@ -60,10 +61,12 @@ class Figures(Values):
     requests' whole prompts, cached tokens included, a prompt where its request ended; None where `usage` did not tell
     all of them. `usage_problems` counts requests whose `usage` is missing, has more tokens than were asked for, or fewer
     although `ignore_eos` was; what came out longer or shorter is in no TPOT and no E2E. `send_late_ms` is how long after
-    their intended time an open loop's requests went out. `client_note` says what is left out because the client was late.
+    their intended time an open loop's requests went out. `client_note` says what is left out because the client was late,
+    `prompts_said` what the lengths of synthetic prompts rest on.
     """
 
     concurrency: Level
+    load: LoadKind = "concurrency"
     seconds: float
     requests_ok: int
     requests_failed: int
@@ -84,6 +87,7 @@ class Figures(Values):
     client_cpu_ratio: float = 0.0
     client_limited: bool = False
     client_note: str = ""
+    prompts_said: str = ""
     void: str = ""
     drift_ratio: float | None = None
     goodput_limits: GoodputLimits | None = None
@@ -100,6 +104,11 @@ class Figures(Values):
     usage_problems: dict[str, int] = Field(default_factory=dict)
     requests_retried: int = 0
     send_late_ms: dict[str, float] = Field(default_factory=dict)
+
+    @property
+    def level_name(self) -> str:
+        """How a sentence names the level."""
+        return level_name(self.load, self.concurrency)
 
 
 # A smaller change within a level is not worth another launch: launches of one server differ by about as much.
@@ -136,6 +145,7 @@ def figures(samples: LevelSamples, *, ignore_eos: bool = False) -> Figures:
     limit = client_limit(samples)
     return Figures(
         concurrency=samples.concurrency,
+        load=samples.load,
         seconds=round(seconds, 3),
         requests_ok=len(good),
         requests_failed=len(failed),
@@ -158,8 +168,9 @@ def figures(samples: LevelSamples, *, ignore_eos: bool = False) -> Figures:
         client_cpu_ratio=samples.cpu_ratio,
         client_limited=bool(limit),
         client_note=blurred(samples),
+        prompts_said=samples.prompts_said,
         void=limit if seconds > 0 else "the load ended before its steady part began",
-        drift_ratio=drift(_stretch_rates(samples.bins, seconds, per_event, request_s)),
+        drift_ratio=_drift(samples, seconds, per_event, request_s),
         answered_req_s=answered.mean if answered else None,
         answered_req_s_low=answered.low if answered else None,
         answered_req_s_high=answered.high if answered else None,
@@ -296,6 +307,13 @@ def drift(rates: list[float]) -> float | None:
     return change if abs(change) >= DRIFT_MIN and abs(after - before) > band else None
 
 
+def _drift(samples: LevelSamples, seconds: float, per_event: float, request_s: float) -> float | None:
+    """Where the load is not kept in flight, its arrivals come and go, and the output with them: that is no drift."""
+    if samples.load != "concurrency":
+        return None
+    return drift(_stretch_rates(samples.bins, seconds, per_event, request_s))
+
+
 def stretches(seconds: float, request_s: float) -> int:
     """Given a level's steady time and a request's median duration, return into how many stretches to cut it for a spread.
 
@@ -317,7 +335,9 @@ def _counts(names: list[str]) -> dict[str, int]:
     return {name: names.count(name) for name in sorted(set(names))}
 
 
-def interim_figures(concurrency: Level, progress: list[Progress], alpha: float = 0.05) -> Figures:
+def interim_figures(
+    concurrency: Level, progress: list[Progress], alpha: float = 0.05, load: LoadKind = "concurrency"
+) -> Figures:
     """Given what the worker has said so far, return figures good enough to decide on while the load runs.
 
     Rates are over the steady part; their bounds come from stretches of at least a second, hold at every look with
@@ -332,6 +352,7 @@ def interim_figures(concurrency: Level, progress: list[Progress], alpha: float =
     half = (interval.high - interval.low) / 2
     return Figures(
         concurrency=concurrency,
+        load=load,
         seconds=seconds,
         requests_ok=last.done if last else 0,
         requests_failed=last.failed if last else 0,

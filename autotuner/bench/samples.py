@@ -15,7 +15,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from autotuner.bench.benchmark import Level
+from autotuner.bench.benchmark import Level, LoadKind
 
 BIG_ENDIAN = array("H", [1]).tobytes() == b"\0\1"  # then numbers are swapped on their way in and out
 _PIECE = 1 << 14  # characters; whole groups of base64, so that each can be decoded by itself
@@ -84,12 +84,13 @@ class LevelSamples(Values):
     kernel before they were read (quantiles; empty where the kernel gave no times), `send_delay_ms` how late requests went out,
     `unread_bytes_max` the most that was seen waiting in its sockets, `kernel_stamps` tells that TTFT and gaps are the
     kernel's receive times, `capacity_tok_s` how many events a second one process can take, as calibrated on this host.
-    `open_loop` tells that requests went out when they were due, `held_back` that they did not always because as many as
-    allowed were in flight.
+    `held_back` tells that requests of an open loop did not always go out when due, because as many as allowed were in flight.
+    `prompts_said` tells in a sentence what the lengths of synthetic prompts rest on.
     """
 
     kind: Literal["samples"] = "samples"
     concurrency: Level
+    load: LoadKind = "concurrency"
     steady_from_s: float | None = None
     steady_to_s: float | None = None
     stopped_early: bool = False
@@ -107,8 +108,13 @@ class LevelSamples(Values):
     kernel_stamps: bool = False
     processes: int = 1
     capacity_tok_s: float | None = None
-    open_loop: bool = False
     held_back: bool = False
+    prompts_said: str = ""
+
+    @property
+    def open_loop(self) -> bool:
+        """Whether requests went out when they were due, answered or not."""
+        return self.load != "concurrency"
 
     @property
     def busy_ratio(self) -> float:

@@ -25,9 +25,12 @@ from autotuner.bench.conductor import Conductor
 from autotuner.bench.hotloop import HotLoop
 from autotuner.bench.measurement import LevelSamples, Progress, itl_table
 from autotuner.bench.target import Target
+from autotuner.bench.words import Words
 from autotuner.bench.workload import Workload
 from autotuner.core.redact import one_line
 from autotuner.edge.clock import monotonic_s
+from autotuner.edge.datasets import load_records
+from autotuner.errors import InvalidInput
 
 _PR_SET_PDEATHSIG = 1
 _STOPPERS = (signal.SIGTERM, signal.SIGINT)
@@ -51,6 +54,7 @@ class Order(BaseModel):
     processes_max: int = Field(default=1, ge=1)
     busy_max: float = Field(default=0.6, ge=0.0)
     capacity_tok_s: float | None = None
+    words: Words | None = None
     shard: int = 0
     shards: int = Field(default=0, ge=0)
 
@@ -73,7 +77,7 @@ def main() -> int:
     try:
         order = _order(line)
         level = _Level(order, reporter.progress)
-    except ValueError as error:
+    except (ValueError, InvalidInput) as error:
         _complain(str(error))
         return 2
     _allow_many_sockets()
@@ -131,7 +135,8 @@ class _Level:
             processes = min(2 * processes, self._processes_max) if processes == 1 else processes
             samples = await self._together(processes)
             processes = min(2 * processes, self._processes_max)
-        measured = samples.model_copy(update={"capacity_tok_s": order.capacity_tok_s})
+        known = {"capacity_tok_s": order.capacity_tok_s, "prompts_said": order.words.said if order.words else ""}
+        measured = samples.model_copy(update=known)
         if order.shards:
             return measured
         return measured.model_copy(update={"itl_ms": itl_table(measured)})
@@ -166,7 +171,8 @@ class _Level:
     def _own_load(self) -> LevelRun:
         order = self._order
         target = Target(order.url, order.api_key, order.benchmark.endpoint)
-        workload = Workload(order.benchmark, order.concurrency, order.model)
+        records = load_records(order.benchmark)
+        workload = Workload(order.benchmark, order.concurrency, order.model, order.words, records)
         shard = (order.shard, order.shards or 1)
         return LevelRun(target, workload, order.concurrency, self._on_progress, shard=shard, begin=self._begin)
 

@@ -10,12 +10,14 @@ from autotuner.errors import AutotunerError
 
 # command -> module of autotuner.cli that defines it
 COMMANDS = {
+    "bench": "benching",
     "campaign": "importing",
     "compare": "reading",
     "daemon": "daemon",
     "demo": "demo",
     "diagnose": "diagnosing",
     "enqueue": "queueing",
+    "export": "exporting",
     "journal": "journal",
     "pause": "control",
     "policies": "policies",
@@ -31,12 +33,14 @@ COMMANDS = {
     "why": "reading",
 }
 SUMMARIES = {
+    "bench": "Measure any server at a URL, alone.",
     "campaign": "Import figures or logs from elsewhere as a recorded campaign.",
     "compare": "Set the measurements of candidates side by side.",
     "daemon": "Work the queue until told to end.",
     "demo": "Run a whole campaign on a real small server, here and now.",
     "diagnose": "Say what a server's log amounts to: state, cause, what to do.",
     "enqueue": "Put candidate files into the queue.",
+    "export": "Write a trial's measurements as JSON, CSV, or vLLM's or SGLang's result file.",
     "journal": "Show, follow or verify the journal, or compute its verdicts again.",
     "pause": "Begin nothing new, or keep the daemon's hands off a slot.",
     "policies": "List, explain and try the stop rules.",
@@ -107,6 +111,7 @@ def main(ctx: click.Context, settings: str | None) -> None:
       autotuner validate examples/*.toml  check files without touching anything
       autotuner rehearse examples/*.toml  run them against a server that only pretends, no GPU needed
       autotuner enqueue config.toml       queue a candidate; the daemon works it
+      autotuner bench http://host:8000    measure any server, alone
       autotuner status                    what serves, what is tried, what waits
       autotuner journal tail              the last decisions, explained
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from autotuner.bench.benchmark import level_cell, level_name
 from autotuner.cli.common import table
 from autotuner.core.backtest import Outcome, end_of
 from autotuner.core.objective import Objective
@@ -117,7 +118,7 @@ def outcomes_of(store: Store, rules: tuple[Policy, ...]) -> tuple[list[Outcome],
             then = end_of(tuple(kept[sha256] for sha256 in hashes), evidence["looks"])
             now = end_of(rules, evidence["looks"])
             won = trial.verdict is Verdict.PASS
-            found.append(Outcome(trial.id, trial.name, result.concurrency, won, then, now))
+            found.append(Outcome(trial.id, trial.name, result.concurrency, won, then, now, result.figures.load))
     return found, unknown
 
 
@@ -129,9 +130,8 @@ def outcomes_data(outcomes: list[Outcome]) -> list[dict[str, Any]]:
 def show_outcomes(outcomes: list[Outcome], unknown: int) -> None:
     """Levels on record as text: winners that would be lost first."""
     for outcome in (o for o in outcomes if o.loses_winner):
-        click.echo(
-            f"would lose {outcome.name} at concurrency {outcome.level}: {outcome.now.rule} ends a trial that passed"
-        )
+        at = level_name(outcome.load, outcome.level)
+        click.echo(f"would lose {outcome.name} at {at}: {outcome.now.rule} ends a trial that passed")
     changed = [o for o in outcomes if o.changed]
     if changed:
         columns = ("trial", "name", "level", "then", "now", "saved")
@@ -150,7 +150,7 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
     then, now = (f"{end.rule or 'to its end'} at {duration(end.load_s)}" for end in (outcome.then, outcome.now))
     saved = "unknown: it goes on" if outcome.goes_on else duration(abs(outcome.saved_s))
     sign = "-" if outcome.saved_s < 0 else ""
-    return (str(outcome.trial), outcome.name, str(outcome.level), then, now, f"{sign}{saved}")
+    return (str(outcome.trial), outcome.name, level_cell(outcome.load, outcome.level), then, now, f"{sign}{saved}")
 
 
 def _show_told(told: Told) -> None:
@@ -160,7 +160,7 @@ def _show_told(told: Told) -> None:
     losses = [t for t in told.levels if sum(share.tok_s for share in t.causes) > 0]
     if losses:
         busiest = max(losses, key=lambda t: t.result.concurrency)
-        click.echo(f"  Causes: {loss_in_words(busiest.result.concurrency, busiest.causes)}")
+        click.echo(f"  Causes: {loss_in_words(busiest.result.figures.level_name, busiest.causes)}")
     for proposal in told.proposals:
         known = f", which is on record as {proposal.recorded_as}" if proposal.recorded_as else ""
         click.echo(f"  Proposes {proposal.name}{known}: {proposal.why}")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
@@ -170,3 +171,9 @@ def _terminal_width() -> int:
     import shutil
 
     return shutil.get_terminal_size((100, 24)).columns
+
+
+def user_cache() -> Path:
+    """Where answers are kept where there are no settings to say it."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "autotuner"

@@ -15,6 +15,7 @@ from autotuner.edge import clock
 from autotuner.edge.journal import compare_with_store, journal_files, read_entries
 from autotuner.edge.rows import Trial
 from autotuner.errors import JournalBroken, NotFound
+from autotuner.outcome import benchmark_of
 
 
 @click.group()
@@ -132,7 +133,8 @@ def _replayed(state: State, trial: Trial, policies: dict[str, Policy]) -> Replay
     store = state.store
     evidence = {r.concurrency: store.evidence(trial.id, r.concurrency) for r in store.results(trial.id)}
     recorded = Judgement(Verdict(trial.verdict or ""), trial.promoted, trial.reasons, trial.score)
-    return replay_trial(store.basis(trial.id), recorded, evidence, policies)
+    load = benchmark_of(trial).load
+    return replay_trial(store.basis(trial.id), recorded, evidence, policies, load)
 
 
 def check_journal(state: State) -> tuple[list[Entry], list[Flaw]]:

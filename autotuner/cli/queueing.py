@@ -237,7 +237,9 @@ async def _preflight(state: State, items: list[tuple[_Item, Candidate | None, st
                 ours = {row.id for row in state.store.open_launches(item.slot)}
                 held[item.slot] = await place_warnings(host, slot, procfs.launch_above, ours)
             found = await preflight.check(candidate)
-            item.warnings = [*found.warnings, *held[item.slot]]
+            name = state.settings.benchmark_name(item.slot, candidate.benchmark)
+            odd = state.settings.objective_of(item.slot).warnings(name, state.settings.benchmarks[name])
+            item.warnings = [*found.warnings, *odd, *held[item.slot]]
             if problems := [*slot_problems(candidate, slot), *found.problems]:
                 item.status, item.problems = "refused", problems
     return [warning for warnings in held.values() for warning in warnings]

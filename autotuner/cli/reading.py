@@ -1,16 +1,37 @@
 """`show`, `compare`, `why`: read what was measured and why it was decided so."""
 
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
 
+from autotuner.bench.benchmark import Level, LoadKind, level_cell, level_column, level_short
+from autotuner.cli.benchtable import levels_table
 from autotuner.cli.common import State, json_option, open_state, print_json, slot_option, table
 from autotuner.core.candidate import to_toml
 from autotuner.core.effective import Configuration
+from autotuner.core.remarks import requests_remarks
 from autotuner.core.report import duration, plus_minus, rate
+from autotuner.core.verdict import LevelResult
 from autotuner.edge.rows import LaunchRow, Trial
 from autotuner.errors import NotFound
+from autotuner.outcome import benchmark_of
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """A figure that `compare` sets side by side: its name, its keys, and how its numbers are written."""
+
+    head: str
+    mean: str
+    low: str
+    high: str
+    text: Callable[[float], str]
+
+
+_OUTPUT = _Figure("output tok/s", "output_tok_s", "low", "high", rate)
+_GOODPUT = _Figure("goodput req/s", "goodput_req_s", "goodput_low", "goodput_high", "{:.2f}".format)
 
 
 @click.command()
@@ -66,6 +87,7 @@ def compare(ctx: click.Context, trials: tuple[str, ...], slot: str | None, as_js
         {
             "trial": t.id,
             "name": t.name,
+            "load": benchmark_of(t).load,
             "levels": {
                 r.concurrency: {
                     "output_tok_s": r.figures.output_tok_s,
@@ -73,7 +95,14 @@ def compare(ctx: click.Context, trials: tuple[str, ...], slot: str | None, as_js
                     "high": r.figures.output_tok_s_high,
                     "ttft_ms": r.figures.ttft_ms,
                     "tpot_ms": r.figures.tpot_ms,
+                    "itl_ms": r.figures.itl_ms,
+                    "e2e_ms": r.figures.e2e_ms,
+                    "total_tok_s": r.figures.total_tok_s,
+                    "answered_req_s": r.figures.answered_req_s,
                     "goodput_req_s": r.figures.goodput_req_s,
+                    "joules_per_output_token": r.machine.joules_per_output_token if r.machine else None,
+                    "goodput_low": r.figures.goodput_req_s_low,
+                    "goodput_high": r.figures.goodput_req_s_high,
                     "void": r.figures.void,
                 }
                 for r in state.store.results(t.id)
@@ -84,12 +113,15 @@ def compare(ctx: click.Context, trials: tuple[str, ...], slot: str | None, as_js
     if as_json:
         print_json(data)
         return
-    levels = sorted({level for row in data for level in row["levels"]})
+    columns = sorted({(row["load"], level) for row in data for level in row["levels"]})
+    shown = [_shown(data, *column) for column in columns]
     rows = []
     for row in data:
-        cells = [_cell(row["levels"].get(level), data[0]["levels"].get(level)) for level in levels]
+        pairs = zip(columns, shown, strict=True)
+        cells = [_cell(_at(row, *column), _at(data[0], *column), figure) for column, figure in pairs]
         rows.append((str(row["trial"]), str(row["name"]), *cells))
-    click.echo(table(rows, ("trial", "candidate", *(f"C={level} output tok/s" for level in levels))))
+    heads = (level_column(*column, figure.head) for column, figure in zip(columns, shown, strict=True))
+    click.echo(table(rows, ("trial", "candidate", *heads)))
     click.echo(f"ratios are to {data[0]['name']}; ± is the 95 % interval within one launch")
 
 
@@ -128,14 +160,25 @@ def _measured(state: State, slot: str | None) -> list[Trial]:
     return sorted(measured, key=lambda t: (t.id != best, t.id))
 
 
-def _cell(level: Any, base: Any) -> str:
-    if level is None:
+def _at(row: dict[str, Any], load: LoadKind, level: Level) -> Any:
+    return row["levels"].get(level) if row["load"] == load else None
+
+
+def _shown(data: list[dict[str, Any]], load: LoadKind, level: Level) -> _Figure:
+    """What a column shows: where requests are sent at a rate, goodput if it is known."""
+    found = [_at(row, load, level) for row in data]
+    known = any(cell is not None and cell["goodput_req_s"] is not None for cell in found)
+    return _GOODPUT if known and load != "concurrency" else _OUTPUT
+
+
+def _cell(level: Any, base: Any, figure: _Figure) -> str:
+    if level is None or level[figure.mean] is None:
         return "-"
     if level["void"]:
         return "void"
-    half = (level["high"] - level["low"]) / 2
-    ratio = f" ({level['output_tok_s'] / base['output_tok_s']:.2f})" if base and base["output_tok_s"] else ""
-    return f"{rate(level['output_tok_s'])} ± {rate(half)}{ratio}"
+    half = (level[figure.high] - level[figure.low]) / 2
+    ratio = f" ({level[figure.mean] / base[figure.mean]:.2f})" if base and base[figure.mean] else ""
+    return f"{figure.text(level[figure.mean])} ± {figure.text(half)}{ratio}"
 
 
 def _trial_json(state: State, trial: Trial, launches: list[LaunchRow], *, evidence: bool) -> dict[str, Any]:
@@ -179,41 +222,33 @@ def _print_trial(state: State, trial: Trial, launches: list[LaunchRow]) -> None:
         click.echo(f"  launch:     {row.id} at {row.intended_at}, {ready}{why}")
     if launches and (resolved := launches[-1].configuration) is not None:
         _print_configuration(resolved)
-    rows = []
-    for r in state.store.results(trial.id):
-        f, spec = r.figures, r.speculation
-        rows.append(
-            (
-                str(r.concurrency),
-                f"{r.running:.0f}" if r.running else "-",
-                plus_minus(spec.accept_len) if spec else "-",
-                f"{spec.needed:.2f}" if spec and spec.needed else "-",
-                f"{rate(f.output_tok_s)} ± {rate((f.output_tok_s_high - f.output_tok_s_low) / 2)}",
-                f"{f.ttft_ms.get('p50', 0):.0f}/{f.ttft_ms.get('p99', 0):.0f}",
-                f"{f.tpot_ms.get('p50', 0):.1f}",
-                f"{f.requests_ok}/{f.requests_failed}",
-                r.fired.rule if r.fired else (f.void and "void") or "",
-            )
-        )
-    contradicted = [f"C={r.concurrency}: {said}" for r in state.store.results(trial.id) for said in r.contradictions]
-    if rows:
-        header = (
-            "level",
-            "running",
-            "accept len",
-            "needed",
-            "output tok/s",
-            "TTFT p50/p99 ms",
-            "TPOT ms",
-            "ok/failed",
-            "ended by",
-        )
+    results = state.store.results(trial.id)
+    if results:
         click.echo("")
-        click.echo(table(rows, header))
-    for said in contradicted:
-        click.echo(f"contradiction at {said}")
+        click.echo(levels_table([(r.figures, r.machine) for r in results]))
+        click.echo("")
+        click.echo(table([_ran(r) for r in results], ("level", "running", "accept len", "needed", "ended by")))
+    for r in results:
+        said = [f"contradiction: {sentence}" for sentence in r.contradictions]
+        said += [f"void: {r.figures.void}"] * bool(r.figures.void)
+        said += requests_remarks(r.figures)
+        said += [str(r.machine)] if r.machine is not None else []
+        for sentence in said:
+            click.echo(f"{level_short(r.figures.load, r.concurrency)}: {sentence}")
     if trial.entry:
         click.echo(f"\njournal entry {trial.entry}: autotuner why {trial.id}")
+
+
+def _ran(r: LevelResult) -> tuple[str, ...]:
+    """What ran at a level, what speculation did there, and what ended it."""
+    spec = r.speculation
+    return (
+        level_cell(r.figures.load, r.concurrency),
+        f"{r.running:.0f}" if r.running else "-",
+        plus_minus(spec.accept_len) if spec else "-",
+        f"{spec.needed:.2f}" if spec and spec.needed else "-",
+        r.fired.rule if r.fired else "void" if r.figures.void else "",
+    )
 
 
 def _print_configuration(resolved: Configuration) -> None:

@@ -83,7 +83,8 @@ def rehearse(
 
     The server takes the engine's own command line, prints its log lines, serves its HTTP interface, and takes as long as
     recorded servers did (a start 20 times faster). So you see what your files launch, what your stop rules decide, and
-    what the journal says, before it costs an hour of a GPU. Rates are those of the recordings, not of your hardware.
+    what the journal says, before it costs an hour of a GPU. Rates are those of the recordings, not of your hardware, and the
+    load is that of --levels, whatever benchmark a file names.
 
     A candidate that should go wrong says how in its file: AUTOTUNER_FAKE_PERSONALITY under [launch.env], for example
     oom-capture, hang-weights, dies-silently, drafter-broken or health-200-but-dead. SGLANG_SIMULATE_ACC_LEN sets the

@@ -1,10 +1,12 @@
 """`status`: what serves, what is tried, what waits."""
 
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
 
+from autotuner.bench.benchmark import Level, LoadKind, level_column
 from autotuner.cli.common import (
     State,
     describe_slot,
@@ -20,6 +22,20 @@ from autotuner.core.report import duration, rate
 from autotuner.core.state import LaunchState, TrialState
 from autotuner.edge import clock
 from autotuner.edge.rows import Trial
+from autotuner.outcome import benchmark_of
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """A figure in the table of trials: its name, its key in a trial's row, and how its numbers are written."""
+
+    head: str
+    key: str
+    text: Callable[[float | None], str]
+
+
+_OUTPUT = _Figure("tok/s", "output_tok_s", rate)
+_GOODPUT = _Figure("goodput req/s", "goodput_req_s", lambda value: "-" if value is None else f"{value:.2f}")
 
 
 @click.command()
@@ -82,7 +98,7 @@ def slot_status(state: State, name: str) -> dict[str, Any]:
         "degraded": row.degraded,
         "blocked": row.blocked,
         "restore_wanted": row.restore_wanted,
-        "objective": str(state.settings.objective_of(name)),
+        "objective": state.settings.objective_in_words(name),
         "trials": [trial_row(state, t) for t in store.trials(name) if t.state is TrialState.DONE],
         "pareto_front": [asdict(row) for row in _front(state, name)],
     }
@@ -90,6 +106,7 @@ def slot_status(state: State, name: str) -> dict[str, Any]:
 
 def trial_row(state: State, trial: Trial) -> dict[str, Any]:
     """Given a concluded trial, return the row that tables show."""
+    results = state.store.results(trial.id)
     return {
         "id": trial.id,
         "name": trial.name,
@@ -98,15 +115,14 @@ def trial_row(state: State, trial: Trial) -> dict[str, Any]:
         "is_baseline": trial.is_baseline,
         "confirms": trial.confirms,
         "aim": trial.aim,
-        "output_tok_s": {r.concurrency: round(r.figures.output_tok_s, 1) for r in state.store.results(trial.id)},
+        "load": benchmark_of(trial).load,
+        "output_tok_s": {r.concurrency: round(r.figures.output_tok_s, 1) for r in results},
         "goodput_req_s": {
-            r.concurrency: round(r.figures.goodput_req_s, 3)
-            for r in state.store.results(trial.id)
-            if r.figures.goodput_req_s is not None
+            r.concurrency: round(r.figures.goodput_req_s, 3) for r in results if r.figures.goodput_req_s is not None
         },
         "accept_len": {
             r.concurrency: round(r.speculation.accept_len.mean, 3)
-            for r in state.store.results(trial.id)
+            for r in results
             if r.speculation and r.speculation.accept_len
         },
         "reason": trial.reasons[0] if trial.reasons else "",
@@ -119,17 +135,28 @@ def trial_row(state: State, trial: Trial) -> dict[str, Any]:
 def trials_table(state: State, trials: list[Trial]) -> str:
     """Given concluded trials, return them as a table: what was tried, how fast, what came of it."""
     rows = [trial_row(state, trial) for trial in trials]
-    levels = sorted({level for row in rows for level in row["output_tok_s"]})
-    header = ("trial", "candidate", *(f"C={level} tok/s" for level in levels), "accept len", "verdict", "took", "why")
+    columns = sorted({(row["load"], level) for row in rows for level in row["output_tok_s"]})
+    shown = [_shown(rows, load, level) for load, level in columns]
+    heads = (level_column(*column, figure.head) for column, figure in zip(columns, shown, strict=True))
+    header = ("trial", "candidate", *heads, "accept len", "verdict", "took", "why")
     body = []
     for row in rows:
         accept = "/".join(f"{value:.2f}" for value in row["accept_len"].values()) or "-"
         verdict = row["verdict"] + (" (best-known)" if row["promoted"] else "")
-        figures = (rate(row["output_tok_s"].get(level)) for level in levels)
+        figures = [
+            figure.text(row[figure.key].get(level)) if row["load"] == load else "-"
+            for (load, level), figure in zip(columns, shown, strict=True)
+        ]
         why = row["rule"] or ("promoted" if row["promoted"] else "measured to the end")
         why += f"; {row['aim']}" if row["aim"] else ""
         body.append((str(row["id"]), row["name"], *figures, accept, verdict, duration(row["took_s"]), why))
     return table(body, header)
+
+
+def _shown(rows: list[dict[str, Any]], load: LoadKind, level: Level) -> _Figure:
+    """What a column shows, and its key: where requests are sent at a rate, goodput if it is known."""
+    known = any(row["load"] == load and level in row["goodput_req_s"] for row in rows)
+    return _GOODPUT if known and load != "concurrency" else _OUTPUT
 
 
 def _rule(state: State, trial: Trial) -> str:

@@ -1,14 +1,13 @@
 """`validate`: check files without touching anything."""
 
 import asyncio
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 
-from autotuner.cli.common import json_option, print_json
+from autotuner.cli.common import json_option, print_json, user_cache
 from autotuner.core.candidate import Candidate, parse_candidates
 from autotuner.core.policy import load_policy
 from autotuner.core.source import Source, parse
@@ -41,7 +40,7 @@ def validate(ctx: click.Context, files: tuple[str, ...], no_preflight: bool, as_
       autotuner validate config.toml
       autotuner validate examples/kimi-k2.5/*.toml policies/*.toml
     """
-    checks = _Checks(None if no_preflight else Preflight(LocalHost(_scratch()), HelpCache(_cache())))
+    checks = _Checks(None if no_preflight else Preflight(LocalHost(_scratch()), HelpCache(user_cache())))
     if not no_preflight:
         checks.use(_settings(ctx))
     problems: list[Problem] = []
@@ -86,9 +85,9 @@ class _Checks:
         source = read_source(path)
         keys = parse(source)
         if "slots" in keys and "engine" not in keys:
-            settings = load_settings(path)
-            objectives = "; ".join(f"slot {name}: {settings.objective_of(name)}" for name in settings.slots)
-            return "settings", objectives, []
+            settings = load_settings(path, whole=True)
+            objectives = "; ".join(f"slot {name}: {settings.objective_in_words(name)}" for name in settings.slots)
+            return "settings", objectives, list(settings.warnings)
         if "rule" in keys:
             policy = load_policy(source)
             return "policy", ", ".join(rule.name for rule in policy.rules), []
@@ -143,12 +142,6 @@ def _settings(ctx: click.Context) -> Settings | None:
         return None
 
 
-def _cache() -> Path:
-    """Where answers are kept without settings."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "autotuner"
-
-
 def _scratch() -> Path:
     """The host's folder of launches, of which `validate` makes none."""
-    return _cache() / "launches"
+    return user_cache() / "launches"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotuner.bench.benchmark import Level, LoadKind
 from autotuner.core.policy import ENDS_LEVEL, Policy, Watch
 
 
@@ -34,10 +35,11 @@ class Outcome:
 
     trial: int
     name: str
-    level: int
+    level: Level
     won: bool
     then: End
     now: End
+    load: LoadKind = "concurrency"
 
     @property
     def changed(self) -> bool:

@@ -8,6 +8,7 @@ pool), from there to what this draft would give at a usual step time (acceptance
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autotuner.bench import benchmark
 from autotuner.core.gather import baseline_steps
 from autotuner.core.speculation import STEADY_RATIO, SpeculationAtLevel, baseline_step, prior_needed
 from autotuner.core.verdict import LevelResult
@@ -109,10 +110,15 @@ def _of_steps(level: Level, rest: float) -> list[Share]:
     ]
 
 
-def level_of(result: LevelResult, baseline: Mapping[int, LevelResult]) -> Level | None:
-    """Given a measured level and the best-known's levels, return what its loss is explained by; None if it cannot be."""
+def level_of(result: LevelResult, baseline: Mapping[benchmark.Level, LevelResult]) -> Level | None:
+    """Given a measured level and the best-known's levels, return what its loss is explained by; None if it cannot be.
+
+    At a request rate it never is: how many requests run is then what comes of a server's speed, and no cause of it.
+    """
     base = baseline.get(result.concurrency)
-    if base is None or result.figures.void or base.figures.void or result.running is None:
+    if base is None or result.figures.load != "concurrency":
+        return None
+    if result.figures.void or base.figures.void or result.running is None:
         return None
     step = result.speculation.baseline_step if result.speculation else None
     if step is None or step.known == "prior":
@@ -120,7 +126,7 @@ def level_of(result: LevelResult, baseline: Mapping[int, LevelResult]) -> Level 
     if step is None:
         return None
     return Level(
-        concurrency=result.concurrency,
+        concurrency=int(result.concurrency),
         baseline_tok_s=base.figures.output_tok_s,
         measured_tok_s=result.figures.output_tok_s,
         running=result.running,

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from autotuner.bench.benchmark import Level, level_name
 from autotuner.bench.measurement import Figures
 from autotuner.core.objective import unusable
 from autotuner.core.statistics import Z95, Z99, between_launches, launch_noise
@@ -44,7 +45,7 @@ class Run:
     """
 
     trial: int
-    figures: dict[int, Figures]
+    figures: dict[Level, Figures]
     age_s: float | None = 0.0
 
 
@@ -109,7 +110,7 @@ def owed_if_open(noise: Noise, best_tries: int, confirmed: int) -> tuple[Owed, .
     return (Owed("baseline", why), confirm) if best_tries <= confirmed else (confirm,)
 
 
-def noise_between(record: Record, fresh: tuple[dict[int, Figures], ...], levels: tuple[int, ...]) -> float:
+def noise_between(record: Record, fresh: tuple[dict[Level, Figures], ...], levels: tuple[Level, ...]) -> float:
     """Given the best-known's record and the launches that confirm a win, return the noise between launches of both.
 
     Where the record says that the host has changed, its own noise stands.
@@ -121,13 +122,13 @@ def noise_between(record: Record, fresh: tuple[dict[int, Figures], ...], levels:
     return max((_noise_at(level, *sides) for level in levels), default=record.noise)
 
 
-def owed_again(figures: dict[int, Figures], levels: tuple[int, ...], *, is_repeat: bool) -> tuple[Owed, ...]:
+def owed_again(figures: dict[Level, Figures], levels: tuple[Level, ...], *, is_repeat: bool) -> tuple[Owed, ...]:
     """Given a measurement of the best-known, return the one that must replace it because its rate drifted; once only."""
     drifting = drifted(figures, levels)
     if not drifting or is_repeat:
         return ()
-    at = " and ".join(str(level) for level in drifting)
-    return (Owed("baseline", f"its rate drifted within the level at concurrency {at}"),)
+    at = level_name(figures[drifting[0]].load, *drifting)
+    return (Owed("baseline", f"its rate drifted within the level at {at}"),)
 
 
 def first_leg(owing: tuple[Owed, ...]) -> tuple[Owed, ...]:
@@ -136,7 +137,7 @@ def first_leg(owing: tuple[Owed, ...]) -> tuple[Owed, ...]:
     return owing[: end + 1]
 
 
-def on_record(runs: tuple[Run, ...], levels: tuple[int, ...]) -> Record:
+def on_record(runs: tuple[Run, ...], levels: tuple[Level, ...]) -> Record:
     """Given a best-known's launches, oldest first, and the levels that decide, return those that count.
 
     A launch counts if every deciding level is usable; one whose rate drifted within such a level only while there is no
@@ -157,17 +158,17 @@ def on_record(runs: tuple[Run, ...], levels: tuple[int, ...]) -> Record:
     return Record(tuple(kept), _noise(noisy, levels), tuple(said))
 
 
-def complete(figures: dict[int, Figures], levels: tuple[int, ...]) -> bool:
+def complete(figures: dict[Level, Figures], levels: tuple[Level, ...]) -> bool:
     """Tell whether all these levels were measured and are usable."""
     return not any(unusable(figures.get(level)) for level in levels)
 
 
-def drifted(figures: dict[int, Figures], levels: tuple[int, ...]) -> tuple[int, ...]:
+def drifted(figures: dict[Level, Figures], levels: tuple[Level, ...]) -> tuple[Level, ...]:
     """Given a launch's figures, return those of the levels within which its rate drifted."""
     return tuple(level for level in levels if level in figures and figures[level].drift_ratio is not None)
 
 
-def pool(runs: tuple[dict[int, Figures], ...]) -> dict[int, Figures]:
+def pool(runs: tuple[dict[Level, Figures], ...]) -> dict[Level, Figures]:
     """Given the figures of each launch of one server, oldest first, return one set: by level the newest with the mean rate.
 
     So is its goodput, where all of them have that under the same limits. The half width is that of a mean of independent
@@ -195,7 +196,7 @@ def _means(launches: list[Figures], key: str) -> dict[str, float]:
     return {key: mean, f"{key}_low": max(0.0, mean - half), f"{key}_high": mean + half}
 
 
-def _jump(before: list[Run], run: Run, level: int) -> str:
+def _jump(before: list[Run], run: Run, level: Level) -> str:
     """Say that a launch's rate is outside the 99 % band around the mean of those before it; empty if it is inside."""
     if not before:
         return ""
@@ -209,17 +210,17 @@ def _jump(before: list[Run], run: Run, level: int) -> str:
     if abs(change) <= band:
         return ""
     return (
-        f"the best-known's launch of trial {run.trial} gave {now.output_tok_s:.1f} tok/s at concurrency {level}, "
+        f"the best-known's launch of trial {run.trial} gave {now.output_tok_s:.1f} tok/s at {now.level_name}, "
         f"{mean:.1f} before ({100 * (math.exp(change) - 1):+.0f} %): more than {100 * noise:.1f} % noise between launches "
         "explains, so the host has changed and only launches since then count"
     )
 
 
-def _noise(runs: list[Run], levels: tuple[int, ...]) -> float:
+def _noise(runs: list[Run], levels: tuple[Level, ...]) -> float:
     return max((_noise_at(level, [run.figures for run in runs]) for level in levels), default=launch_noise([]))
 
 
-def _noise_at(level: int, *servers: list[dict[int, Figures]]) -> float:
+def _noise_at(level: Level, *servers: list[dict[Level, Figures]]) -> float:
     """The noise between launches at a level: of the rate, or of goodput where that is more.
 
     Goodput is the steeper one near its limits, and it is what is compared where figures have it.

@@ -82,11 +82,18 @@ def _rate(metrics: list[Window], figures: Figures) -> str:
     counted = sum(w.counted or 0 for w in timed)
     if len(timed) < WINDOWS_MIN or seen <= 0 or counted <= 0:
         return ""
-    edges = figures.concurrency * _tokens_per_request(figures) / seen
+    edges = _in_flight(metrics, figures) * _tokens_per_request(figures) / seen
     if abs(counted - seen) <= max(RATE_RATIO, edges) * max(counted, seen):
         return ""
     other = "somebody else may use the server" if counted > seen else "its counter or the client's count is wrong"
     return f"the server counted {counted / seconds:.0f} generated tokens a second, the client {seen / seconds:.0f}: {other}"
+
+
+def _in_flight(metrics: list[Window], figures: Figures) -> float:
+    """The requests in flight at once: the concurrency, and at a rate the most that the server told of, or very many."""
+    if figures.load == "concurrency":
+        return figures.concurrency
+    return max(((w.running or 0.0) + (w.queued or 0.0) for w in metrics if w.running is not None), default=1e9)
 
 
 def _graphs(log: list[Window], graph_max_batch: int | None) -> str:

@@ -7,6 +7,7 @@ of ours lives and nobody else holds the port. Pure; the daemon calls it once a c
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from autotuner.bench.benchmark import Level, LoadKind, level_name
 from autotuner.core.state import LaunchState, Purpose
 
 RESTORE_FAILURES_MAX = 3  # launches of one best-known that failed within the window before the next older one is tried
@@ -37,8 +38,9 @@ class TrialRecord:
     candidate_id: str
     name: str
     interruptions: int = 0
-    next_level: int | None = None
+    next_level: Level | None = None
     concluded: str = ""
+    load: LoadKind = "concurrency"
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ class RunLevel:
 
     trial_id: int
     launch_id: str
-    level: int
+    level: Level
 
 
 @dataclass(frozen=True)
@@ -296,7 +298,7 @@ def _trial_in_hand(recorded: Recorded, observed: Observed) -> Decision | None:
         return Decision(AwaitServing(mine.id, trial.id), f"waiting until {trial.name} serves")
     if trial.next_level is not None:
         action = RunLevel(trial.id, mine.id, trial.next_level)
-        return Decision(action, f"measuring {trial.name} at concurrency {trial.next_level}")
+        return Decision(action, f"measuring {trial.name} at {level_name(trial.load, trial.next_level)}")
     return Decision(Conclude(trial.id), f"{trial.name} was measured at every level")
 
 

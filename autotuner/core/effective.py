@@ -61,7 +61,10 @@ _SILENT_ENV = ("NCCL_DEBUG", "PYTHONUNBUFFERED", "NO_COLOR", "TERM", "HF_TOKEN",
 
 @dataclass(frozen=True)
 class Demand:
-    """What a benchmark asks of a server: its levels, and the tokens of one request, prompt and output."""
+    """What a benchmark asks of a server: its concurrencies, and the tokens of one request, prompt and output.
+
+    There are no concurrencies where its levels are rates.
+    """
 
     levels: tuple[int, ...] = ()
     request_tokens: int = 0

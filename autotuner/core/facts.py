@@ -6,6 +6,7 @@ A fact that is not known is left out, never filled with a zero: a rule on it the
 import math
 from dataclasses import dataclass
 
+from autotuner.bench.benchmark import Level
 from autotuner.bench.measurement import Figures
 from autotuner.core.depth import best_depth
 from autotuner.core.objective import Constraints
@@ -34,7 +35,8 @@ class LevelSoFar:
 
     `prompts` counts the requests begun in the steady part, `rates` are output tok/s over consecutive stretches of it. The
     bounds of `figures` are of confidence 1 - `doubt.alpha` while it is in progress. `score_high` bounds the whole score
-    (objective.score_bound); `constraints` are those that the trial is held to.
+    (objective.score_bound); `constraints` are those that the trial is held to. `answered_ratio` tells whether the server
+    keeps up with a rate (core/keeping_up.py).
     """
 
     figures: Figures
@@ -54,11 +56,15 @@ class LevelSoFar:
     preempted: int | None = None
     tree: bool = False
     depth: int | None = None
-    pays_up_to: int | None = None
-    loses_from: int | None = None
+    pays_up_to: Level | None = None
+    loses_from: Level | None = None
     score_high: float | None = None
     constraints: Constraints | None = None
     latency_counts: bool = False
+    in_flight: int | None = None
+    queued: float | None = None
+    answered_ratio: Interval | None = None
+    best_answered_ratio: float | None = None
 
 
 def server_facts(alive: bool, exit_code: int | None, diagnosis: Diagnosis | None) -> Facts:
@@ -87,7 +93,7 @@ def level_facts(level: LevelSoFar) -> Facts:
     """Given a level so far, return the `level.*`, `best.*`, `objective.*` and `spec.*` facts."""
     f = level.figures
     facts: Facts = {
-        "level.concurrency": float(f.concurrency),
+        "level.name": f.level_name,
         "level.elapsed_s": f.seconds,
         "level.load_s": level.load_s,
         "level.decides": level.decides,
@@ -98,12 +104,17 @@ def level_facts(level: LevelSoFar) -> Facts:
         "spec.on": level.speculates,
     }
     counts = {
+        "level.concurrency": f.concurrency if f.load == "concurrency" else None,
+        "level.request_rate": f.concurrency if f.load == "request-rate" else None,
+        "level.in_flight": level.in_flight,
+        "level.queued": level.queued,
         "level.running": level.running,
         "level.running_cap": level.running_cap,
         "level.graph_max_batch": level.graph_max_batch,
         "level.preempted": level.preempted,
         "spec.pays_up_to": level.pays_up_to,
         "spec.loses_from": level.loses_from,
+        "best.answered_ratio": level.best_answered_ratio,
     }
     facts |= {name: float(count) for name, count in counts.items() if count is not None}
     if f.requests_ok + f.requests_failed:
@@ -113,8 +124,11 @@ def level_facts(level: LevelSoFar) -> Facts:
         if math.isfinite(f.output_tok_s_high):
             facts["level.output_tok_s_high"] = f.output_tok_s_high
     error = relative_half_width(confidence_sequence(list(level.rates), SETTLE_ALPHA))
-    if math.isfinite(error):
+    if math.isfinite(error) and f.load == "concurrency":
         facts["level.rate_error"] = error
+    if level.answered_ratio is not None:
+        facts["level.answered_ratio"] = level.answered_ratio.mean
+        facts["level.answered_ratio_high"] = level.answered_ratio.high
     if level.over:
         facts["level.client_limited"] = f.client_limited
         late = {"level.ttft_p99_ms": f.ttft_ms, "level.tpot_p99_ms": f.tpot_ms}
@@ -127,7 +141,8 @@ def _best_facts(level: LevelSoFar) -> Facts:
     if best is None or best.void or best.output_tok_s <= 0:
         return {"best.measured": False}
     facts: Facts = {"best.measured": True, "best.output_tok_s": best.output_tok_s}
-    if f.seconds > 0 and f.output_tok_s > 0:
+    # At a rate the output is what was sent, and until the level's end the two sides have not been sent the same.
+    if f.seconds > 0 and f.output_tok_s > 0 and (level.over or f.load == "concurrency"):
         doubt = level.doubt
         ratio = ratio_interval(_rate(f), _rate(best), doubt.launch_noise, doubt.launches, doubt.alpha)
         facts |= _bounded("best.ratio", ratio)

@@ -4,9 +4,11 @@ Owns two promises: nothing is proposed that was tried or that failed before in t
 its reason with numbers. Names of flags are the engines'; here are wishes. Pure.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from autotuner.bench.benchmark import Level
 from autotuner.core.candidate import Candidate, Scalar, derive, flag_name, merged_json
 from autotuner.core.causes import level_of, split_loss
 from autotuner.core.depth import best_depth
@@ -38,6 +40,7 @@ _DEPTH_FLAGS = {
     *("args.speculative-num-steps", "args.speculative-num-draft-tokens", "args.speculative-eagle-topk"),
     *("args.spec-tokens", "args.speculative-config.num-speculative-tokens", "args.spec-draft-n-max", "args.draft-max"),
 }
+_AT_A_RATE = "the benchmark's levels are rates, so it is not known how many requests are to run at once"
 _Answered = tuple[Changed | CannotChange, str, float]  # the change, its reason with numbers, the expected gain
 
 # What each move is for, as entries say it.
@@ -56,7 +59,10 @@ PURPOSE: dict[Move | None, str] = {
 
 @dataclass(frozen=True)
 class Situation:
-    """What is known where a rule proposed. `level` is the concurrency at which it fired, None at a start.
+    """What is known where a rule proposed. `level` is the one at which it fired, None at a start.
+
+    `levels` are the benchmark's concurrencies; there are none where its levels are rates, and what is proposed for so many
+    requests in flight is not proposed then.
 
     `depths` maps draft steps to R (step time over the plain one's) measured there in this family. `refused` are the
     lines with which a start ended.
@@ -66,11 +72,11 @@ class Situation:
     engine: Engine
     levels: tuple[int, ...]
     request_tokens: int = 0
-    level: int | None = None
+    level: Level | None = None
     effective: Effective | None = None
     version: str | None = None
     results: tuple[LevelResult, ...] = ()
-    baseline: Mapping[int, LevelResult] = field(default_factory=dict)
+    baseline: Mapping[Level, LevelResult] = field(default_factory=dict)
     depths: Mapping[int, float] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
 
@@ -194,7 +200,7 @@ def ordered(proposals: Sequence[Proposal]) -> list[Proposal]:
     return sorted(proposals, key=lambda p: (-p.gain / max(p.gpu_s, 1.0), p.candidate.name))
 
 
-def speculation_by_level(results: Sequence[LevelResult]) -> tuple[list[int], list[int]]:
+def speculation_by_level(results: Sequence[LevelResult]) -> tuple[list[Level], list[Level]]:
     """Given a trial's levels, return those at which speculation pays, and those that it lost, by figures or by a rule."""
     paid, lost = [], []
     for result in results:
@@ -210,7 +216,9 @@ def speculation_by_level(results: Sequence[LevelResult]) -> tuple[list[int], lis
 
 
 def _lift_running_cap(s: Situation) -> _Answered:
-    busiest = max(s.levels, default=0)
+    if not s.levels:
+        return CannotChange(_AT_A_RATE), "", 0.0
+    busiest = max(s.levels)
     slot = s.effective.context_len if s.effective else None
     answer = s.engine.change(s.candidate, RunAtOnce(busiest, s.request_tokens, slot), s.version)
     result = s.result
@@ -236,12 +244,23 @@ def _lift_running_cap(s: Situation) -> _Answered:
 
 def _raise_graph_batch(s: Situation) -> _Answered:
     ranks = (s.effective.dp if s.effective else None) or 1
-    busiest = max(s.levels, default=0)
+    busiest = max(s.levels) if s.levels else _most_running(s.results)
+    if busiest is None:
+        return CannotChange(_AT_A_RATE), "", 0.0
     cap = (s.effective.running_cap if s.effective else None) or busiest  # no batch is larger than what may run
     batch = -(-min(busiest, cap) // ranks)
     largest = s.effective.graph_max_batch if s.effective else None
     said = f"the largest CUDA graph holds {largest} requests" if largest is not None else ""
     return s.engine.change(s.candidate, GraphBatch(batch), s.version), said, USUAL_GAIN
+
+
+def _most_running(results: Sequence[LevelResult]) -> int | None:
+    """The requests that run at once at most where they are sent at a rate; None where no server told of any.
+
+    How many do is about Poisson distributed (exactly so of M/G/inf): three standard deviations above the mean.
+    """
+    running = max((r.running for r in results if r.running), default=None)
+    return None if running is None else math.ceil(running + 3 * math.sqrt(running))
 
 
 def _graphs_on(s: Situation) -> _Answered:
@@ -271,6 +290,8 @@ def _tune_draft_tokens(s: Situation) -> _Answered:
 
 
 def _no_speculation_above(s: Situation) -> _Answered | None:
+    if not s.levels:
+        return CannotChange(_AT_A_RATE), "", 0.0
     paid, lost = speculation_by_level(s.results)
     below = [level for level in paid if level < min(lost, default=0)]
     if not below:
@@ -281,7 +302,7 @@ def _no_speculation_above(s: Situation) -> _Answered | None:
         if r.concurrency in below and (base := s.baseline.get(r.concurrency)) and base.figures.output_tok_s > 0
     ]
     said = f"it pays up to concurrency {below[-1]} and loses from {min(lost)}"
-    wish = SpeculateUpTo(below[-1], max(s.levels))
+    wish = SpeculateUpTo(int(below[-1]), max(s.levels))
     return s.engine.change(s.candidate, wish, s.version), said, max(gains, default=USUAL_GAIN)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from autotuner.bench.benchmark import Level
 from autotuner.core.objective import unusable, violations
 from autotuner.core.report import rate
 from autotuner.core.verdict import TrialSoFar, disagreement
@@ -13,11 +14,11 @@ class OnFront:
     """A server on the front: its output tok/s by level, and the levels at which it is the fastest of all."""
 
     name: str
-    output_tok_s: dict[int, float]
-    best_at: tuple[int, ...]
+    output_tok_s: dict[Level, float]
+    best_at: tuple[Level, ...]
 
 
-def front(rates: Mapping[str, Mapping[int, float]]) -> tuple[OnFront, ...]:
+def front(rates: Mapping[str, Mapping[Level, float]]) -> tuple[OnFront, ...]:
     """Given output tok/s by name and level, return the front: those that no other dominates.
 
     One server dominates another if it was measured at every level at which the other was, is nowhere slower there and
@@ -27,7 +28,7 @@ def front(rates: Mapping[str, Mapping[int, float]]) -> tuple[OnFront, ...]:
     be empty. The fastest at a level is on the front, unless one as fast there is faster elsewhere.
     """
     measured = {name: mine for name, mine in rates.items() if mine}
-    best: dict[int, float] = {}
+    best: dict[Level, float] = {}
     for mine in measured.values():
         for level, tok_s in mine.items():
             best[level] = max(tok_s, best.get(level, 0.0))
@@ -47,18 +48,21 @@ def front_of(trials: Iterable[tuple[str, str, TrialSoFar]]) -> tuple[OnFront, ..
     return front(dict(rates.values()))
 
 
-def _dominates(one: Mapping[int, float], other: Mapping[int, float]) -> bool:
+def _dominates(one: Mapping[Level, float], other: Mapping[Level, float]) -> bool:
     return all(level in one and one[level] >= tok_s for level, tok_s in other.items()) and any(
         one[level] > tok_s for level, tok_s in other.items()
     )
 
 
-def valid_rates(trial: TrialSoFar) -> dict[int, float]:
+def valid_rates(trial: TrialSoFar) -> dict[Level, float]:
     """Given a concluded trial, return output tok/s of the levels that may stand on a front; empty if none may.
 
     None of a trial that was abandoned or whose server violates a constraint: it is no choice, however fast. Of any other
-    the levels that ran to their end and are not void.
+    the levels that ran to their end and are not void. Where requests are sent at a rate the output is what was asked for, and
+    the fastest is nobody's merit: then there is no front.
     """
+    if trial.load != "concurrency":
+        return {}
     figures = {result.concurrency: result.figures for result in trial.results}
     baseline = {level: result.figures for level, result in trial.baseline.items()}
     given_up = any(r.fired is not None and r.fired.action in {"abandon", "quarantine"} for r in trial.results)

@@ -5,14 +5,17 @@ verify steps they are exact and win; otherwise the log's own decode lines do.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from autotuner.bench.benchmark import Level, LoadKind
 from autotuner.bench.measurement import Figures, Progress, interim_figures, steady_rates
 from autotuner.core.contradiction import contradictions
 from autotuner.core.facts import LevelSoFar
+from autotuner.core.keeping_up import answered_ratio
 from autotuner.core.objective import Constraints, Standing, score_bound
 from autotuner.core.ranks import RankJoiner
 from autotuner.core.speculation import USUAL_DOUBT, Doubt, assess, decode_rate, steady_windows
+from autotuner.core.statistics import Interval
 from autotuner.core.verdict import LevelResult
 from autotuner.engines.accept_rate import accepted_share, definition_by_fit, definition_of
 from autotuner.engines.base import Counters, LogFact, Prefill, Speculation, Window, window_between
@@ -22,11 +25,12 @@ from autotuner.engines.base import Counters, LogFact, Prefill, Speculation, Wind
 class LevelPlan:
     """What is known before a level begins. `baseline_steps_s` maps running requests to a plain server's step time.
 
+    `load` says what the level is, a concurrency or a rate.
     `ranks` are the data-parallel ones, each with graphs up to `graph_max_batch`. `pays_up_to` and `loses_from` are levels of
     this trial at which speculation paid or lost, as far as they are measured.
     """
 
-    concurrency: int
+    level: Level
     decides: bool
     cap: int | None
     speculation: Speculation | None
@@ -36,11 +40,18 @@ class LevelPlan:
     graph_max_batch: int | None = None
     engine_version: str | None = None
     ranks: int = 1
-    pays_up_to: int | None = None
-    loses_from: int | None = None
+    pays_up_to: Level | None = None
+    loses_from: Level | None = None
     standing: Standing | None = None
     constraints: Constraints | None = None
     latency_counts: bool = False
+    load: LoadKind = "concurrency"
+    best_answered_ratio: float | None = None
+
+    @property
+    def concurrency(self) -> int | None:
+        """The requests kept in flight; None where they are sent at a rate, whatever is in flight."""
+        return int(self.level) if self.load == "concurrency" else None
 
 
 @dataclass
@@ -151,16 +162,24 @@ class Gather:
     def so_far(self, figures: Figures | None = None) -> LevelSoFar:
         """Return what policies look at; with the level's own figures once it is over, else with interim ones."""
         plan, progress = self.plan, self.progress
-        return so_far(
+        found = so_far(
             plan,
             self.windows,
-            figures or interim_figures(plan.concurrency, progress, plan.doubt.alpha),
+            figures or interim_figures(plan.level, progress, plan.doubt.alpha, plan.load),
             load_s=progress[-1].at_s if progress else 0.0,
             prompts=self.answered + progress[-1].in_flight if self.steady else 0,
             rates=tuple(steady_rates(progress)),
             over=figures is not None,
             preempted=self._preempted,
         )
+        return replace(
+            found, in_flight=progress[-1].in_flight if progress else None, answered_ratio=self.answered_ratio
+        )
+
+    @property
+    def answered_ratio(self) -> Interval | None:
+        """Answered / sent requests of late, at a request rate; None where that cannot be told."""
+        return answered_ratio(self.progress, self.plan.level) if self.plan.load == "request-rate" else None
 
     @property
     def _preempted(self) -> int | None:
@@ -171,7 +190,9 @@ class Gather:
     def result(self, figures: Figures) -> LevelResult:
         """Given the level's final figures, return its result, not yet judged."""
         found = contradictions(self.log_windows, self.metric_windows, figures, self.plan.graph_max_batch)
-        return level_result(self.plan, self.windows, figures).model_copy(update={"contradictions": found})
+        ratio = self.answered_ratio
+        more = {"contradictions": found, "answered_ratio": ratio.mean if ratio is not None else None}
+        return level_result(self.plan, self.windows, figures).model_copy(update=more)
 
 
 def so_far(
@@ -195,6 +216,7 @@ def so_far(
         if plan.speculation
         else None
     )
+    bounded = over or plan.concurrency is not None  # part of what is sent at a rate compares with nothing
     return LevelSoFar(
         figures=figures,
         load_s=load_s,
@@ -211,13 +233,15 @@ def so_far(
         running_cap=plan.cap,
         graph_max_batch=None if plan.graph_max_batch is None else plan.graph_max_batch * plan.ranks,
         preempted=preempted,
-        pays_up_to=plan.pays_up_to,
-        loses_from=plan.loses_from,
+        pays_up_to=None if plan.concurrency is None else plan.pays_up_to,
+        loses_from=None if plan.concurrency is None else plan.loses_from,
         tree=plan.speculation is not None and plan.speculation.is_tree,
         depth=plan.speculation.num_steps if plan.speculation else None,
-        score_high=score_bound(plan.standing, figures, over=over) if plan.standing else None,
+        score_high=score_bound(plan.standing, figures, over=over) if plan.standing and bounded else None,
         constraints=plan.constraints,
         latency_counts=plan.latency_counts,
+        queued=next((w.queued for w in reversed(windows) if w.queued is not None), None),
+        best_answered_ratio=plan.best_answered_ratio,
     )
 
 
@@ -227,7 +251,7 @@ def level_result(plan: LevelPlan, windows: tuple[Window, ...], figures: Figures)
     steady = steady_windows(windows, plan.concurrency, plan.cap)
     graphs = [w.graph for w in steady if w.graph is not None]
     return LevelResult(
-        concurrency=plan.concurrency,
+        concurrency=plan.level,
         figures=figures,
         running=running,
         decode_tok_s=tok_s,
@@ -242,7 +266,7 @@ def _decode(plan: LevelPlan, windows: tuple[Window, ...]) -> tuple[float | None,
     return decode_rate(steady_windows(windows, plan.concurrency, plan.cap)) or (None, None)
 
 
-def baseline_steps(baseline: Mapping[int, LevelResult]) -> dict[float, float]:
+def baseline_steps(baseline: Mapping[Level, LevelResult]) -> dict[float, float]:
     """Given the best-known's results by level, return its plain step times by running requests.
 
     Empty where the best-known itself speculates: its steps are no plain steps.
@@ -254,7 +278,7 @@ def baseline_steps(baseline: Mapping[int, LevelResult]) -> dict[float, float]:
         step = result.step_s
         if step is not None and result.running is not None:
             found[result.running] = step
-        elif result.figures.output_tok_s > 0:
+        elif result.figures.output_tok_s > 0 and result.figures.load == "concurrency":
             found[float(result.concurrency)] = result.concurrency / result.figures.output_tok_s
     return found
 

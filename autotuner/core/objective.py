@@ -2,13 +2,16 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from autotuner.bench.benchmark import Benchmark, Level, LoadKind, level_name, whole
 from autotuner.bench.measurement import Figures, GoodputLimits
 from autotuner.core.source import wrong_at
 from autotuner.core.statistics import Z95, Interval, between_launches, ratio_interval, z_of
+
+_Level = TypeVar("_Level", bound=Level)  # recorded campaigns and the simulation have whole ones alone
 
 
 class _Strict(BaseModel):
@@ -39,12 +42,17 @@ class Objective(_Strict):
     """
 
     maximise: Literal["output_tok_s", "goodput", "geometric_mean"] = "output_tok_s"
-    level: int | None = Field(default=None, ge=1)
+    level: Level | None = Field(default=None, gt=0)
     ttft_ms_max: float | None = Field(default=None, gt=0)
     tpot_ms_max: float | None = Field(default=None, gt=0)
-    weights: dict[int, float] = Field(default_factory=dict)
+    weights: dict[Level, float] = Field(default_factory=dict)
     min_gain_ratio: float = Field(default=0.0, ge=0)
     constraints: Constraints = Constraints()
+
+    @field_validator("level")
+    @classmethod
+    def _level_is_whole(cls, level: Level | None) -> Level | None:
+        return level if level is None else whole(level)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -72,10 +80,26 @@ class Objective(_Strict):
             return None
         return GoodputLimits(ttft_ms_max=self.ttft_ms_max, tpot_ms_max=self.tpot_ms_max)
 
+    def warnings(self, name: str, benchmark: Benchmark) -> tuple[str, ...]:
+        """Given a benchmark and its name, return what the objective says of it otherwise than one would think."""
+        found = []
+        if benchmark.load == "concurrency":
+            return ()
+        if self.limits is None:
+            found.append(
+                f"benchmark {name} sends requests at fixed rates, at which output tok/s says only whether the server keeps up: "
+                'maximise "goodput", or use concurrency levels'
+            )
+        if self.constraints.single_stream_ratio_min is not None:
+            found.append(
+                f"single_stream_ratio_min needs concurrency 1, which benchmark {name} does not have: it is left out"
+            )
+        return tuple(found)
+
     @property
-    def named_levels(self) -> tuple[tuple[tuple[str, ...], int], ...]:
+    def named_levels(self) -> tuple[tuple[tuple[str, ...], Level], ...]:
         """Each level that the objective names or needs, with its key: one that is never measured would decide nothing."""
-        named: list[tuple[tuple[str, ...], int]] = [(("weights", str(level)), level) for level in self.weights]
+        named: list[tuple[tuple[str, ...], Level]] = [(("weights", str(level)), level) for level in self.weights]
         if self.level is not None:
             named.append((("level",), self.level))
         if self.constraints.single_stream_ratio_min is not None:
@@ -93,18 +117,22 @@ class Objective(_Strict):
         c = self.constraints
         return self.limits is not None or c.ttft_p99_ms_max is not None or c.tpot_p99_ms_max is not None
 
-    def __str__(self) -> str:
+    def described(self, load: LoadKind) -> str:
+        """Return it in words, its level named as what the benchmark's levels are."""
         if self.maximise == "geometric_mean":
             shown = ", ".join(f"{level}: {weight:g}" for level, weight in sorted(self.weights.items())) or "all equal"
             return f"geometric mean of output tok/s ratios over the levels (weights {shown})"
-        text = f"{self.unit} at concurrency {self.level}" if self.level else f"{self.unit} at the busiest level"
+        text = f"{self.unit} at {level_name(load, self.level)}" if self.level else f"{self.unit} at the busiest level"
         return f"{text} (requests per second with {self.limits})" if self.limits else text
+
+    def __str__(self) -> str:
+        return self.described("concurrency")
 
 
 _P99 = {"ttft_ms_max": "ttft_p99_ms_max", "tpot_ms_max": "tpot_p99_ms_max"}
 
 
-def weights_of(objective: Objective, levels: tuple[int, ...]) -> dict[int, float]:
+def weights_of(objective: Objective, levels: tuple[_Level, ...]) -> dict[_Level, float]:
     """Given the benchmark's levels, return the weight of each in the objective; they sum to 1."""
     if objective.maximise != "geometric_mean":
         deciding = objective.level if objective.level in levels else max(levels)
@@ -114,18 +142,18 @@ def weights_of(objective: Objective, levels: tuple[int, ...]) -> dict[int, float
     return {level: weight / total for level, weight in raw.items()} if total else dict.fromkeys(levels, 1 / len(levels))
 
 
-def deciding_levels(objective: Objective, levels: tuple[int, ...]) -> tuple[int, ...]:
+def deciding_levels(objective: Objective, levels: tuple[_Level, ...]) -> tuple[_Level, ...]:
     """Given the benchmark's levels, return those that carry weight, and level 1 where its rate is a constraint.
 
     Limits on latencies and failures hold at whatever levels are measured, so they need none of their own.
     """
     needed = {level for level, weight in weights_of(objective, levels).items() if weight > 0}
     if objective.constraints.single_stream_ratio_min is not None:
-        needed |= {1} & set(levels)
+        needed |= {level for level in levels if level == 1}
     return tuple(sorted(needed))
 
 
-def level_order(objective: Objective, levels: tuple[int, ...]) -> tuple[int, ...]:
+def level_order(objective: Objective, levels: tuple[_Level, ...]) -> tuple[_Level, ...]:
     """Given the levels, return them in the order that decides soonest: the heaviest first, then the busiest."""
     weights = weights_of(objective, levels)
     return tuple(sorted(levels, key=lambda level: (-weights[level], -level)))
@@ -133,10 +161,10 @@ def level_order(objective: Objective, levels: tuple[int, ...]) -> tuple[int, ...
 
 def score(
     objective: Objective,
-    figures: dict[int, Figures],
-    baseline: dict[int, Figures],
+    figures: dict[Level, Figures],
+    baseline: dict[Level, Figures],
     noise: float,
-    levels: tuple[int, ...] = (),
+    levels: tuple[Level, ...] = (),
     launches: tuple[int, int] = (1, 1),
     alpha: float = 0.05,
 ) -> Interval | None:
@@ -168,9 +196,9 @@ class Standing:
     """What a level in progress is scored within: the levels done so far, and the best-known's figures by level."""
 
     objective: Objective
-    levels: tuple[int, ...]
-    done: dict[int, Figures]
-    baseline: dict[int, Figures]
+    levels: tuple[Level, ...]
+    done: dict[Level, Figures]
+    baseline: dict[Level, Figures]
     noise: float
     launches: tuple[int, int] = (1, 1)
     alpha: float = 0.05
@@ -195,16 +223,16 @@ def score_bound(standing: Standing, now: Figures, *, over: bool = True) -> float
     return found.high if found is not None and math.isfinite(found.high) else None
 
 
-def violations(objective: Objective, figures: dict[int, Figures], baseline: dict[int, Figures]) -> tuple[str, ...]:
+def violations(objective: Objective, figures: dict[Level, Figures], baseline: dict[Level, Figures]) -> tuple[str, ...]:
     """Given figures by level, return a sentence for each constraint that they violate.
 
     Failed requests count whatever else went wrong; a void level says nothing about latencies and rates.
     """
     c = objective.constraints
     found = []
-    for level, f in sorted(figures.items()):
+    for _, f in sorted(figures.items()):
         if f.requests_failed > c.failed_requests_max:
-            found.append(f"{f.requests_failed} requests failed at concurrency {level} ({_errors(f)})")
+            found.append(f"{f.requests_failed} requests failed at {f.level_name} ({_errors(f)})")
         found += too_late(objective, f)
     single, base = figures.get(1), baseline.get(1)
     if c.single_stream_ratio_min is not None and single and base and not single.void and not unusable(base):
@@ -223,7 +251,7 @@ def too_late(objective: Objective, f: Figures, margin: float = 0.0) -> list[str]
     """
     c = objective.constraints
     return [
-        f"{name} p99 at concurrency {f.concurrency} is {table['p99']:.1f} ms, the limit is {limit:g} ms"
+        f"{name} p99 at {f.level_name} is {table['p99']:.1f} ms, the limit is {limit:g} ms"
         for name, limit, table in (("TTFT", c.ttft_p99_ms_max, f.ttft_ms), ("TPOT", c.tpot_p99_ms_max, f.tpot_ms))
         if limit is not None and not f.void and table.get("p99", 0.0) > limit * (1 + margin)
     ]

@@ -58,7 +58,11 @@ FACTS: tuple[FactDefinition, ...] = (
     FactDefinition("trial.elapsed_s", float, "s", "time since the trial was taken in hand"),
     FactDefinition("trial.levels_done", float, "", "levels of the benchmark that are measured"),
     FactDefinition("trial.baseline", bool, "", "it measures the best-known itself"),
-    FactDefinition("level.concurrency", float, "requests", "requests kept in flight", "outside a level"),
+    FactDefinition(
+        "level.name", str, "", "the level as sentences name it: concurrency 8, 2.5 req/s", "outside a level"
+    ),
+    FactDefinition("level.concurrency", float, "requests", "requests kept in flight", "the levels are rates"),
+    FactDefinition("level.request_rate", float, "req/s", "requests sent a second", "the levels are no request rates"),
     FactDefinition("level.elapsed_s", float, "s", "steady time measured so far in this level", "outside a level"),
     FactDefinition("level.load_s", float, "s", "time since this level's load began", "outside a level"),
     FactDefinition(
@@ -68,6 +72,12 @@ FACTS: tuple[FactDefinition, ...] = (
         "its output rate weighs in the objective, and the best-known keeps the limits",
         "outside a level",
     ),
+    FactDefinition("level.in_flight", float, "requests", "requests sent and not answered yet", "before the load began"),
+    FactDefinition(
+        "level.answered_ratio", float, "", "answered / sent requests of late", "no request rate, or too early"
+    ),
+    FactDefinition("level.answered_ratio_high", float, "", "its upper bound", "no request rate, or too early"),
+    FactDefinition("level.queued", float, "requests", "requests that wait in the server", "server does not tell"),
     FactDefinition("level.running", float, "requests", "requests that run, median", "server does not tell"),
     FactDefinition(
         "level.running_cap", float, "requests", "the most requests that the server runs at once", "server does not tell"
@@ -87,7 +97,7 @@ FACTS: tuple[FactDefinition, ...] = (
     FactDefinition("level.failed_ratio", float, "", "failed / finished requests", "before the first one finished"),
     FactDefinition("level.output_tok_s", float, "tok/s", "output rate over the steady part", "before it began"),
     FactDefinition("level.output_tok_s_high", float, "tok/s", "its upper bound", "before enough was measured"),
-    FactDefinition("level.rate_error", float, "", "half its 95 % bounds / the rate", "before enough was measured"),
+    FactDefinition("level.rate_error", float, "", "half its 95 % bounds / the rate", "too early, or at a rate"),
     FactDefinition("level.launch_noise", float, "", "relative standard deviation between launches", "outside a level"),
     FactDefinition("level.prompts", float, "requests", "distinct prompts begun in the steady part", "outside a level"),
     FactDefinition(
@@ -110,11 +120,14 @@ FACTS: tuple[FactDefinition, ...] = (
     FactDefinition("best.measured", bool, "", "the best-known was measured at this level", "outside a level"),
     FactDefinition("best.output_tok_s", float, "tok/s", "the best-known's rate at this level", "not measured"),
     FactDefinition(
+        "best.answered_ratio", float, "", "the best-known's, at its level's end", "no request rate, or unknown"
+    ),
+    FactDefinition(
         "best.ratio",
         float,
         "",
         "this candidate's rate / the best-known's",
-        "either is not measured; the best-known itself is measured",
+        "either is not measured; the best-known itself is measured; before the end of a level that is a rate",
     ),
     FactDefinition("best.ratio_low", float, "", "its lower bound, launch noise included", "as its mean, or too early"),
     FactDefinition("best.ratio_high", float, "", "its upper bound, launch noise included", "as its mean, or too early"),
@@ -123,7 +136,7 @@ FACTS: tuple[FactDefinition, ...] = (
         float,
         "",
         "upper bound of the whole score against the best-known's",
-        "before every other level that weighs is measured, or not measured on both sides",
+        "before every other level that weighs is measured, or not measured on both sides; as best.ratio",
     ),
     FactDefinition(
         "objective.latency_counts", bool, "", "goodput, or a limit on TTFT or TPOT, decides", "outside a level"
@@ -350,6 +363,8 @@ def built_in(name: str, sentence: str, verdict: Verdict, advice: str = "") -> Fi
 
 def _fired(policy: Policy, rule: Rule, facts: Facts) -> Fired:
     fields = [name for _, name, _, _ in string.Formatter().parse(rule.sentence + rule.advice) if name]
+    if "level.name" in fields:  # words for one of two numbers
+        fields = [name for name in fields if name != "level.name"] + ["level.concurrency", "level.request_rate"]
     shown = {name: facts[name] for name in (*used_facts(rule), *fields) if name in facts}
     return Fired(
         rule=rule.name,

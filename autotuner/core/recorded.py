@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -35,11 +35,15 @@ class CandidateEntry(BaseModel):
 
 
 class BenchmarkUsed(BaseModel):
-    """What a campaign was measured with, as far as telling it again needs it: named as in a benchmark of the settings."""
+    """What a campaign was measured with, as far as telling it again needs it: named as in a benchmark of the settings.
+
+    Its levels are concurrencies: at a rate what is told again depends on when each request came, which is not recorded.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     levels: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    load: Literal["concurrency"] = "concurrency"
     output_tokens: int = Field(default=128, ge=1)
     seconds: float = Field(default=60.0, gt=0)
     window_s: float = Field(default=2.0, gt=0)

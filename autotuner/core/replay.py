@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotuner.bench.benchmark import Level, LoadKind, level_name
 from autotuner.bench.goodput import figures_under
 from autotuner.bench.measurement import LevelSamples
 from autotuner.core.policy import Policy, Watch
@@ -30,21 +31,22 @@ class Replayed:
 def replay(
     basis: TrialSoFar | None,
     recorded: Judgement,
-    evidence: Mapping[int, Mapping[str, Any]],
+    evidence: Mapping[Level, Mapping[str, Any]],
     policies: Mapping[str, Policy],
+    load: LoadKind = "concurrency",
 ) -> Replayed:
     """Given what a verdict was made from, the verdict, each level's evidence and policies by hash, compute it again."""
     found: list[str] = []
     looks = 0
     for level, kept in sorted(evidence.items()):
         said, count = _looks(kept, policies)
-        found += [f"concurrency {level}: {sentence}" for sentence in said]
+        found += [f"{level_name(load, level)}: {sentence}" for sentence in said]
         looks += count
     if basis is None:
         return Replayed(len(evidence), looks, (*found, "what its verdict was made from was not recorded"))
     for result in basis.results:
         if samples := evidence.get(result.concurrency, {}).get("samples"):
-            found += [f"concurrency {result.concurrency}: {sentence}" for sentence in _figures(samples, result)]
+            found += [f"{level_name(load, result.concurrency)}: {sentence}" for sentence in _figures(samples, result)]
     return Replayed(len(evidence), looks, (*found, *_verdict(judge(basis), recorded)))
 
 

@@ -7,12 +7,15 @@ what was done, and what comes next.
 import math
 from dataclasses import dataclass
 
+from autotuner.bench.benchmark import Level, level_cell, level_name
 from autotuner.bench.measurement import Figures
 from autotuner.core.answers import Agreement
 from autotuner.core.causes import Share, level_of, split_loss
 from autotuner.core.effective import Difference
 from autotuner.core.entry import Draft
+from autotuner.core.keeping_up import KEEPS_UP_MIN
 from autotuner.core.policy import Fired
+from autotuner.core.remarks import requests_remarks
 from autotuner.core.speculation import SpeculationAtLevel
 from autotuner.core.state import Verdict
 from autotuner.core.statistics import Interval
@@ -31,9 +34,9 @@ class TrialReport:
     objective: str
     judgement: Judgement
     results: tuple[LevelResult, ...]
-    levels: tuple[int, ...]
+    levels: tuple[Level, ...]
     best_name: str | None
-    baseline: dict[int, LevelResult]
+    baseline: dict[Level, LevelResult]
     command: str
     benchmark: str
     took_s: float
@@ -148,14 +151,14 @@ def plus_minus(interval: Interval | None, digits: int = 2) -> str:
     return f"{interval.mean:.{digits}f} ± {(interval.high - interval.low) / 2:.{digits}f}"
 
 
-def loss_in_words(concurrency: int, shares: tuple[Share, ...]) -> str:
-    """Given a level that lost and the shares of its loss, return who lost how much of it."""
+def loss_in_words(level: str, shares: tuple[Share, ...]) -> str:
+    """Given the name of a level that lost and the shares of its loss, return who lost how much of it."""
     lost = sum(share.tok_s for share in shares)
     costs = [share for share in shares if share.tok_s > 0]
     whole = sum(share.tok_s for share in costs)
     parts = [f"{'all' if len(costs) == 1 else f'{100 * c.tok_s / whole:.0f} %'} is {c.words}" for c in costs]
     gained = "".join(f"; {share.words} {rate(-share.tok_s)} there" for share in shares if share.tok_s < 0)
-    return f"of the {rate(lost)} tok/s lost at concurrency {concurrency}, {', '.join(parts)}{gained}"
+    return f"of the {rate(lost)} tok/s lost at {level}, {', '.join(parts)}{gained}"
 
 
 def _word(report: TrialReport) -> str:
@@ -199,40 +202,20 @@ def _bullets(report: TrialReport) -> list[tuple[str, str]]:
     bullets += [("Also", reason) for reason in judgement.reasons[1:]]
     other = [r.fired for r in report.results if r.fired is not None and r.fired != judgement.rule]
     bullets += [("Rule", _rule(fired)) for fired in other]
-    settled = [str(r.concurrency) for r in report.results if r.settled is not None and r.fired is None]
+    settled = [r for r in report.results if r.settled is not None and r.fired is None]
     if settled:
-        bullets.append(("Settled", f"early at concurrency {' and '.join(settled)}, being known well enough"))
+        bullets.append(("Settled", f"early at {_levels(settled)}, being known well enough"))
     bullets += [
-        ("Speculation", f"concurrency {r.concurrency}: {r.speculation}")
+        ("Speculation", f"{r.figures.level_name}: {r.speculation}")
         for r in report.results
         if r.speculation is not None and r.speculation.speedup is not None
     ]
     silent = [r for r in report.results if r.speculation is not None and not r.speculation.drafts]
     for seen, why in ((True, "nothing was drafted"), (False, "no window was in steady state")):
-        levels = [str(r.concurrency) for r in silent if bool(r.speculation and r.speculation.windows) is seen]
-        if levels:
-            at = " and ".join(levels)
-            bullets.append(("Speculation", f"{why} at concurrency {at}, so there is nothing to judge"))
-    bullets += [("Drift", remark) for remark in report.remarks]
-    bullets += [
-        (
-            "Drift",
-            f"{100 * r.figures.drift_ratio:+.0f} % from the first third of concurrency {r.concurrency} to its last",
-        )
-        for r in report.results
-        if r.figures.drift_ratio is not None
-    ]
-    bullets += [("Requested against effective", str(difference)) for difference in report.differences]
-    bullets += [
-        ("Reading", f"concurrency {result.concurrency}: {result.reading}")
-        for result in report.results
-        if result.reading is not None
-    ]
-    bullets += [
-        ("Log against metrics", f"concurrency {result.concurrency}: {sentence}")
-        for result in report.results
-        for sentence in result.contradictions
-    ]
+        such = [r for r in silent if bool(r.speculation and r.speculation.windows) is seen]
+        if such:
+            bullets.append(("Speculation", f"{why} at {_levels(such)}, so there is nothing to judge"))
+    bullets += _of_levels(report)
     if report.answers is not None:
         over = f"{report.answers.mean:.2f} over {report.answers.prompts} prompts"
         bullets.append(("Answers", f"agree with the best-known's to {over}"))
@@ -254,6 +237,56 @@ def _bullets(report: TrialReport) -> list[tuple[str, str]]:
         ("Evidence", f"`autotuner show {report.trial_id}`"),
     ]
     return bullets
+
+
+def _of_levels(report: TrialReport) -> list[tuple[str, str]]:
+    """What is to be said of single levels beside the table."""
+    behind = [r for r in report.results if r.answered_ratio is not None and r.answered_ratio < KEEPS_UP_MIN]
+    bullets = [("Overload", f"{r.figures.level_name}: {_behind(r.answered_ratio or 0.0)}") for r in behind]
+    bullets += [("Drift", remark) for remark in report.remarks]
+    bullets += [
+        (
+            "Drift",
+            f"{100 * r.figures.drift_ratio:+.0f} % from the first third of {r.figures.level_name} to its last",
+        )
+        for r in report.results
+        if r.figures.drift_ratio is not None
+    ]
+    bullets += [("Requested against effective", str(difference)) for difference in report.differences]
+    bullets += [
+        ("Reading", f"{result.figures.level_name}: {result.reading}")
+        for result in report.results
+        if result.reading is not None
+    ]
+    bullets += [
+        ("Log against metrics", f"{result.figures.level_name}: {sentence}")
+        for result in report.results
+        for sentence in result.contradictions
+    ]
+    bullets += [
+        ("Requests", f"{result.figures.level_name}: {sentence}")
+        for result in report.results
+        for sentence in requests_remarks(result.figures)
+    ]
+    bullets += [
+        ("Machine", f"{result.figures.level_name}: {result.machine}")
+        for result in report.results
+        if result.machine is not None and result.machine.gpus
+    ]
+    return bullets
+
+
+def _behind(answered_ratio: float) -> str:
+    share = f"{100 * answered_ratio:.0f} % of the requests sent in the level's later half were answered"
+    return f"{share}, so the server does not keep up, and latencies grow for as long as the level lasts"
+
+
+def _levels(results: list[LevelResult]) -> str:
+    return level_name(results[0].figures.load, *(r.concurrency for r in results))
+
+
+def _level(result: LevelResult) -> str:
+    return level_cell(result.figures.load, result.concurrency)
 
 
 def _rule(fired: Fired) -> str:
@@ -289,7 +322,7 @@ def _spec_table(report: TrialReport) -> tuple[tuple[tuple[str, ...], ...], tuple
             notes.append(_interpolation_note(spec))
         rows.append(
             (
-                str(result.concurrency),
+                _level(result),
                 _running(result),
                 plus_minus(spec.accept_len) if spec else "-",
                 plus_minus(spec.needed_bounds) + mark if spec and spec.needed else "-",
@@ -310,7 +343,7 @@ def _plain_table(report: TrialReport) -> tuple[tuple[str, ...], ...]:
         ttft = f"{f.ttft_ms['p50']:.0f} / {f.ttft_ms['p99']:.0f}" if f.ttft_ms else "-"
         tpot = f"{f.tpot_ms['p50']:.1f}" if f.tpot_ms else "-"
         best = _best_cell(report, result.concurrency)
-        rows.append((str(result.concurrency), _running(result), ttft, tpot, _rate_cell(f), best))
+        rows.append((_level(result), _running(result), ttft, tpot, _rate_cell(f), best))
     return tuple(rows)
 
 
@@ -356,7 +389,7 @@ def _rate_cell(f: Figures) -> str:
     return f"{rate(f.output_tok_s)} ± {rate(half)}"
 
 
-def _best_cell(report: TrialReport, level: int) -> str:
+def _best_cell(report: TrialReport, level: Level) -> str:
     base = report.baseline.get(level)
     return rate(base.figures.output_tok_s) if base and not base.figures.void else "-"
 
@@ -368,5 +401,5 @@ def _shares(report: TrialReport) -> str:
         shares = split_loss(level) if level is not None else ()
         if level is None or not shares or (result.speculation is None and shares[0].cause == "slower-step"):
             continue
-        return loss_in_words(result.concurrency, shares)
+        return loss_in_words(result.figures.level_name, shares)
     return ""

@@ -190,14 +190,16 @@ def needed_accept_len(spec_step_s: float, base_step_s: float) -> float:
     return spec_step_s / base_step_s
 
 
-def steady_windows(windows: tuple[Window, ...], concurrency: int, cap: int | None) -> tuple[Window, ...]:
+def steady_windows(windows: tuple[Window, ...], concurrency: int | None, cap: int | None) -> tuple[Window, ...]:
     """Given a level's windows, return those in steady state: no prefill, not after idling, enough running.
 
     What can run is the level's concurrency or the server's cap, whichever is less; where no window says how many run,
-    all count, since nothing contradicts them. Under a load of short requests nearly every window holds a prefill: with
-    less than CLEAN_MIN without one all count, for the candidate as for the baseline, since it costs both the same.
+    all count, since nothing contradicts them. All do as well where requests are sent at a rate and none are kept in flight
+    (`concurrency` None): how many run is then what comes of the rate and of the server's speed. Under a load of short
+    requests nearly every window holds a prefill: with less than CLEAN_MIN without one all count, for the candidate as for
+    the baseline, since it costs both the same.
     """
-    target = min(concurrency, cap) if cap else concurrency
+    target = 0 if concurrency is None else min(concurrency, cap) if cap else concurrency
     seen_busy = max((w.running for w in windows if w.running is not None), default=None)
     if seen_busy is not None and any((w.queued or 0) > 0 for w in windows):
         target = min(target, round(seen_busy))
@@ -229,7 +231,7 @@ def decode_rate(windows: tuple[Window, ...]) -> tuple[float, float] | None:
 
 def assess(
     windows: tuple[Window, ...],
-    concurrency: int,
+    concurrency: int | None,
     cap: int | None,
     speculation: Speculation,
     baseline_steps_s: dict[float, float],
@@ -249,7 +251,8 @@ def assess(
     running, tok_s = rate
     step = step_time_s(running, accept_len.mean, tok_s)
     waiting = any((w.queued or 0) >= 1 for w in windows)
-    found = replace(found, running=running, capped=running < STEADY_RATIO * concurrency and waiting, step_s=step)
+    capped = concurrency is not None and running < STEADY_RATIO * concurrency and waiting
+    found = replace(found, running=running, capped=capped, step_s=step)
     base = baseline_step(baseline_steps_s, running) or _prior_step(speculation, running, step)
     if base is None:
         return found

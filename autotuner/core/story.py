@@ -8,6 +8,7 @@ on no longer than it did, and a winner is not launched a second time.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from autotuner.bench.benchmark import Level
 from autotuner.bench.measurement import Figures, interim_figures, steady_rates
 from autotuner.core.candidate import Scalar, derive
 from autotuner.core.causes import Share, level_of, split_loss
@@ -150,8 +151,8 @@ class _Teller:
         self.best: RecordedTrial | None = None
         self.objective = campaign.objective
         self._spent = 0.0
-        self._proposed: list[tuple[Fired, int]] = []
-        self._measured: dict[str, list[dict[int, LevelResult]]] = {}  # by candidate, the newest last
+        self._proposed: list[tuple[Fired, Level]] = []
+        self._measured: dict[str, list[dict[Level, LevelResult]]] = {}  # by candidate, the newest last
 
     def tell(self, index: int) -> Told:
         """Work one trial through its levels to its verdict."""
@@ -242,7 +243,7 @@ class _Teller:
             self.objective, self.campaign.levels, done, held, doubt.launch_noise, doubt.launches, doubt.alpha
         )
         return LevelPlan(
-            concurrency=recorded.concurrency,
+            level=recorded.concurrency,
             decides=weights_of(self.objective, self.campaign.levels).get(recorded.concurrency, 0.0) > 0,
             cap=trial.effective.running_cap,
             speculation=trial.speculation,
@@ -321,7 +322,7 @@ def _facts(plan: LevelPlan, recorded: RecordedLevel, count: int, final: Figures 
     level = so_far(
         plan,
         recorded.windows[:count],
-        final or interim_figures(plan.concurrency, list(seen), plan.doubt.alpha),
+        final or interim_figures(plan.level, list(seen), plan.doubt.alpha),
         load_s=seen[-1].at_s,
         prompts=seen[-1].done + seen[-1].in_flight,
         rates=tuple(steady_rates(list(seen))),
@@ -340,7 +341,7 @@ def _alive(trial: RecordedTrial, so_far_: TrialSoFar, elapsed_s: float) -> Facts
     }
 
 
-def _with_means(runs: Sequence[dict[int, LevelResult]], record: Record) -> dict[int, LevelResult]:
+def _with_means(runs: Sequence[dict[Level, LevelResult]], record: Record) -> dict[Level, LevelResult]:
     """The best-known's newest result of each level, with the mean rates of the launches that count."""
     means = pool(tuple(run.figures for run in record.runs))
     newest = {level: result for run in runs for level, result in run.items()}
@@ -354,5 +355,5 @@ def _width(f: Figures) -> float:
     return relative_half_width(Interval(f.output_tok_s, f.output_tok_s_low, f.output_tok_s_high))
 
 
-def _full(trial: RecordedTrial) -> dict[int, Figures]:
+def _full(trial: RecordedTrial) -> dict[Level, Figures]:
     return {level.concurrency: level.figures() for level in trial.levels}

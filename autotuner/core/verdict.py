@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict
 
+from autotuner.bench.benchmark import Level, LoadKind
+from autotuner.bench.machine import MachineFigures
 from autotuner.bench.measurement import Figures
 from autotuner.core.answers import Agreement, agreement
 from autotuner.core.confirm import PROMISING, Owed, complete, pool
@@ -47,12 +49,14 @@ class LevelResult(BaseModel):
     """One measured level as the store keeps it: figures, what ran, what speculation did, the rule that ended it.
 
     `graph_ratio` is the share of the steady windows that decoded with a CUDA graph, `graph_max_batch` the largest batch
-    that has one, `preemptions` how often a request was put back for want of KV memory.
+    that has one, `preemptions` how often a request was put back for want of KV memory. `machine` is what GPUs and host did
+    meanwhile, where that could be read. `answered_ratio` is the answered / sent requests of its later half, where they are
+    sent at a rate.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    concurrency: int
+    concurrency: Level
     figures: Figures
     running: float | None = None
     decode_tok_s: float | None = None
@@ -65,6 +69,8 @@ class LevelResult(BaseModel):
     graph_ratio: float | None = None
     graph_max_batch: int | None = None
     preemptions: int = 0
+    machine: MachineFigures | None = None
+    answered_ratio: float | None = None
 
     @property
     def step_s(self) -> float | None:
@@ -111,7 +117,7 @@ class TrialSoFar:
     `has_best` says that there is a best-known all the same: then a candidate without a baseline is compared with nothing.
     `is_best` says that the candidate is that best-known itself. `measure` are the levels that this trial measures; () is all.
     `alpha` is the probability of a wrong verdict that the campaign's error budget grants it. `answers` are the server's to
-    the fixed prompts, `best_answers` the best-known's; either is empty where it is not known.
+    the fixed prompts, `best_answers` the best-known's; either is empty where it is not known. `load` says what the levels are.
 
     A verdict compares the mean of `baseline_runs`, the best-known's launches on record, oldest first (where none is given,
     `baseline` is the one), with the mean of this launch and of `earlier_runs`, the launches that confirmed `win` before it.
@@ -121,27 +127,28 @@ class TrialSoFar:
     """
 
     objective: Objective
-    levels: tuple[int, ...]
+    levels: tuple[Level, ...]
     results: tuple[LevelResult, ...] = ()
-    baseline: dict[int, LevelResult] = field(default_factory=dict)
+    baseline: dict[Level, LevelResult] = field(default_factory=dict)
     ended: Fired | None = None
     is_baseline: bool = False
     launch_noise: float = 0.0
     has_best: bool = False
     alpha: float = 0.05
     is_best: bool = False
-    measure: tuple[int, ...] = ()
-    baseline_runs: tuple[dict[int, Figures], ...] = ()
-    earlier_runs: tuple[dict[int, Figures], ...] = ()
+    measure: tuple[Level, ...] = ()
+    baseline_runs: tuple[dict[Level, Figures], ...] = ()
+    earlier_runs: tuple[dict[Level, Figures], ...] = ()
     win: Win | None = None
     owed: tuple[Owed, ...] = ()
     owed_if_open: tuple[Owed, ...] = ()
     remarks: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
     best_answers: tuple[str, ...] = ()
+    load: LoadKind = "concurrency"
 
 
-def next_level(trial: TrialSoFar) -> int | None:
+def next_level(trial: TrialSoFar) -> Level | None:
     """Given a trial so far, return the level to measure next; None if all are done or the rest cannot matter."""
     if trial.ended is not None or lost(trial) or disagreement(trial):
         return None
@@ -182,9 +189,7 @@ def judge(trial: TrialSoFar) -> Judgement:
     if broken:
         return Judgement(Verdict.FAIL, promote=False, reasons=(*broken, *_unconfirmed(trial)))
     deciding = deciding_levels(trial.objective, trial.levels)
-    voids = tuple(
-        f"concurrency {level}: {f.void}" for level, f in sorted(figures.items()) if f.void and level in deciding
-    )
+    voids = tuple(f"{f.level_name}: {f.void}" for level, f in sorted(figures.items()) if f.void and level in deciding)
     if voids:
         return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=(*voids, *_unconfirmed(trial)))
     if trial.is_baseline:
@@ -201,7 +206,7 @@ def judge(trial: TrialSoFar) -> Judgement:
     return Judgement(Verdict.PASS, promote=True, reasons=("it is the first one that was measured here",))
 
 
-def _compare(trial: TrialSoFar, figures: dict[int, Figures], runs: tuple[dict[int, Figures], ...]) -> Judgement:
+def _compare(trial: TrialSoFar, figures: dict[Level, Figures], runs: tuple[dict[Level, Figures], ...]) -> Judgement:
     """Hold the mean of the candidate's launches against the mean of the best-known's, at the levels that weigh."""
     result, launches = _score(trial, (*trial.earlier_runs, figures), runs)
     if result is None:
@@ -246,7 +251,7 @@ def _compare(trial: TrialSoFar, figures: dict[int, Figures], runs: tuple[dict[in
 
 
 def _score(
-    trial: TrialSoFar, mine: tuple[dict[int, Figures], ...], runs: tuple[dict[int, Figures], ...]
+    trial: TrialSoFar, mine: tuple[dict[Level, Figures], ...], runs: tuple[dict[Level, Figures], ...]
 ) -> tuple[Interval | None, tuple[int, int]]:
     """The score of the mean of some launches, and how many of each side have every level that weighs."""
     heavy = tuple(level for level, weight in weights_of(trial.objective, trial.levels).items() if weight > 0)
@@ -256,7 +261,7 @@ def _score(
     return score(trial.objective, *pools, trial.launch_noise, trial.levels, launches, trial.alpha), launches
 
 
-def _of_the_best_known(trial: TrialSoFar, figures: dict[int, Figures]) -> str:
+def _of_the_best_known(trial: TrialSoFar, figures: dict[Level, Figures]) -> str:
     result, launches = _score(trial, (figures,), trial.baseline_runs)
     if result is None:
         return "the best-known itself, measured under this benchmark"
@@ -298,5 +303,5 @@ def too_late_best(trial: TrialSoFar) -> tuple[str, ...]:
     return _late(trial.objective, pool(runs), Z95 * trial.launch_noise)
 
 
-def _late(objective: Objective, figures: dict[int, Figures], margin: float = 0.0) -> tuple[str, ...]:
+def _late(objective: Objective, figures: dict[Level, Figures], margin: float = 0.0) -> tuple[str, ...]:
     return tuple(reason for _, f in sorted(figures.items()) for reason in too_late(objective, f, margin))

@@ -14,7 +14,7 @@ from typing import Any
 
 from autotuner.errors import DiskFull, StoreError
 
-SCHEMA_VERSION = "5"
+SCHEMA_VERSION = "6"
 # What turns a database of one schema into one of the next; a step is never changed once it was released.
 MIGRATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "1": (
@@ -45,6 +45,7 @@ MIGRATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "4": ("5", ("ALTER TABLE trials ADD COLUMN alpha REAL",)),
+    "5": ("6", ("ALTER TABLE results ADD COLUMN gaps BLOB",)),
 }
 BUSY_TIMEOUT_S = 10.0
 

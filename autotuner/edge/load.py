@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,6 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 from autotuner.bench import worker
 from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.bench.measurement import LevelSamples, Progress
+from autotuner.edge.calibration import capacity_tok_s
+from autotuner.edge.tokenizer import words_for
 from autotuner.errors import HostError
 
 PROCESSES_MAX = 16
@@ -21,7 +24,10 @@ _MESSAGE: TypeAdapter[Progress | LevelSamples] = TypeAdapter(Progress | LevelSam
 
 
 class Load:
-    """One level's load, driven by a process of its own so that the daemon's loop never competes with it."""
+    """One level's load, driven by a process of its own so that the daemon's loop never competes with it.
+
+    `cache` is a folder: what the client can take on this host is kept there, and measured first where it is not.
+    """
 
     def __init__(
         self,
@@ -31,7 +37,7 @@ class Load:
         model: str | None,
         *,
         api_key: str | None = None,
-        capacity_tok_s: float | None = None,
+        cache: Path | None = None,
         processes_max: int | None = None,
     ) -> None:
         self._job: dict[str, Any] = {
@@ -40,12 +46,18 @@ class Load:
             "concurrency": level,
             "model": model,
             "api_key": api_key,
-            "capacity_tok_s": capacity_tok_s,
             "processes_max": processes_max or usual_processes_max(),
         }
+        self._benchmark = benchmark
+        self._cache = cache
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
+        if self._cache is not None:
+            self._job["capacity_tok_s"] = await capacity_tok_s(self._cache)
+        if not self._benchmark.dataset or self._benchmark.load == "trace":
+            words = await words_for(self._job["url"], self._benchmark, self._job["model"], self._job["api_key"])
+            self._job["words"] = words.model_dump(mode="json")
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *worker.command(),

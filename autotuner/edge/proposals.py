@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from autotuner.bench.benchmark import Level
 from autotuner.core.candidate import Candidate
 from autotuner.core.policy import Fired
 from autotuner.core.state import ProposalState
@@ -24,7 +25,7 @@ class ProposalRow:
     slot: str
     state: ProposalState
     fired: Fired
-    level: int | None
+    level: Level | None
     known: Effective | None
     at: str
     name: str
@@ -44,7 +45,7 @@ class Proposals:
         self._db = db
 
     def want(
-        self, slot: str, trial_id: int, fired: Iterable[Fired], level: int | None, known: Effective | None, at: str
+        self, slot: str, trial_id: int, fired: Iterable[Fired], level: Level | None, known: Effective | None, at: str
     ) -> None:
         """Note what rules propose on a trial; each rule once a trial, where it fired first."""
         body = _KNOWN.dump_json(known).decode() if known is not None else None

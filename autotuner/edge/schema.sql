@@ -47,9 +47,11 @@ CREATE INDEX IF NOT EXISTS trials_by_candidate ON trials (slot, candidate_id, be
 
 CREATE TABLE IF NOT EXISTS results (
   trial_id INTEGER NOT NULL REFERENCES trials(id) ON DELETE CASCADE,
-  level INTEGER NOT NULL,
+  level INTEGER NOT NULL,      -- bench.benchmark.Level: SQLite keeps one like 0.5 as the REAL that it is
   body TEXT NOT NULL,          -- core.verdict.LevelResult
   evidence BLOB,               -- zlib-compressed JSON: windows, samples, the facts of each look
+  gaps BLOB,                   -- the samples' gaps between events, as bench.samples.LevelSamples has them but without
+                               -- base64: zlib over unsigned 32 bit little endian microseconds; since schema 6
   PRIMARY KEY (trial_id, level)
 );
 
@@ -60,7 +62,7 @@ CREATE TABLE IF NOT EXISTS proposals (
   slot TEXT NOT NULL,
   state TEXT NOT NULL,         -- core.state.ProposalState
   fired TEXT NOT NULL,         -- core.policy.Fired
-  level INTEGER,               -- the concurrency at which it fired; none at a start
+  level INTEGER,               -- the one at which it fired; none at a start
   known TEXT,                  -- engines.base.Effective: what the server had said by then
   at TEXT NOT NULL,
   name TEXT NOT NULL DEFAULT '',

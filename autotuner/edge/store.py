@@ -4,13 +4,14 @@ SQLite is the state, and the journal is its projection: an entry is committed he
 explains, and only then appended to the journal. Rows go out as the core's own types.
 """
 
+import base64
 import json
 import zlib
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from autotuner.bench.benchmark import Benchmark
+from autotuner.bench.benchmark import Benchmark, Level, level_name
 from autotuner.core.candidate import Candidate
 from autotuner.core.effective import Configuration
 from autotuner.core.entry import GENESIS, Draft, Entry, render
@@ -148,25 +149,32 @@ class Store:
     # --- what was measured
 
     def put_result(self, trial_id: int, result: LevelResult, evidence: dict[str, Any]) -> None:
-        """Keep one level's result and, compressed, what it rests on."""
+        """Keep one level's result and, compressed, what it rests on; gaps between events in a column of their own."""
         body = plain_json(result.model_dump(mode="json"))
+        samples = evidence.get("samples") or {}
+        gaps = base64.b64decode(samples["gaps"]) if samples.get("gaps") else None
+        if gaps is not None:
+            evidence = {**evidence, "samples": {key: value for key, value in samples.items() if key != "gaps"}}
         packed = zlib.compress(json.dumps(evidence, separators=(",", ":")).encode(), 6)
         self.db.run(
-            "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)",
-            *(trial_id, result.concurrency, body, packed),
+            "INSERT OR REPLACE INTO results (trial_id, level, body, evidence, gaps) VALUES (?, ?, ?, ?, ?)",
+            *(trial_id, result.concurrency, body, packed, gaps),
         )
 
     def results(self, trial_id: int) -> tuple[LevelResult, ...]:
-        """Return a trial's measured levels, by concurrency."""
+        """Return a trial's measured levels, in their order."""
         rows = self.db.all("SELECT body FROM results WHERE trial_id = ? ORDER BY level", trial_id)
         return tuple(LevelResult.model_validate_json(row["body"]) for row in rows)
 
-    def evidence(self, trial_id: int, level: int) -> dict[str, Any]:
+    def evidence(self, trial_id: int, level: Level) -> dict[str, Any]:
         """Return what one level's result rests on. Raise NotFound."""
-        row = self.db.one("SELECT evidence FROM results WHERE trial_id = ? AND level = ?", trial_id, level)
+        row = self.db.one("SELECT evidence, gaps FROM results WHERE trial_id = ? AND level = ?", trial_id, level)
         if row is None or row["evidence"] is None:
-            raise NotFound(f"nothing is kept of trial {trial_id} at concurrency {level}")
+            load = Benchmark.model_validate_json(self.trial(trial_id).benchmark_body).load
+            raise NotFound(f"nothing is kept of trial {trial_id} at {level_name(load, level)}")
         loaded: dict[str, Any] = json.loads(zlib.decompress(row["evidence"]))
+        if row["gaps"] is not None:
+            loaded["samples"]["gaps"] = base64.b64encode(row["gaps"]).decode("ascii")
         return loaded
 
     def drop_results(self, trial_id: int) -> None:

@@ -41,7 +41,7 @@ def starting(candidate: Candidate, silence_s: float, ranks: int | None = None) -
 
 def level(
     candidate: Candidate,
-    concurrency: int,
+    concurrency: int | None,
     speculation: Speculation | None,
     baseline: dict[int, float],
     effective: Effective | None,

@@ -25,9 +25,10 @@ LOADING = Answer(503, {"error": {"code": 503, "message": "Loading model", "type"
 NOT_FOUND = Answer(404, {"detail": "Not Found"})
 
 
-def answer_to(path: str, asked: Asked, batch: Batch, voice: Voice) -> Answer:
-    """Given a path of a server that is ready, return what it answers."""
+def answer_to(path: str, body: dict[str, Any], asked: Asked, batch: Batch, voice: Voice) -> Answer:
+    """Given a path of a server that is ready and what was sent there, return what it answers."""
     common = {
+        "/tokenize": lambda: _tokenized(str(body.get("prompt", body.get("content", "")))),
         "/v1/models": lambda: Answer(200, {"object": "list", "data": [{"id": asked.model, "object": "model"}]}),
         "/metrics": lambda: _metrics(asked, voice),
     }
@@ -43,6 +44,12 @@ def _metrics(asked: Asked, voice: Voice) -> Answer:
         message = "This server does not support metrics endpoint. Start it with `--metrics`"
         return Answer(501, {"error": {"code": 501, "message": message, "type": "not_supported_error"}})
     return NOT_FOUND
+
+
+def _tokenized(text: str) -> Answer:
+    """A word is a token here, as in the counts of answers."""
+    tokens = list(range(len(text.split())))
+    return Answer(200, {"count": len(tokens), "tokens": tokens})
 
 
 def _sglang(asked: Asked, batch: Batch) -> dict[str, Any]:

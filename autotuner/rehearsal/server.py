@@ -180,7 +180,7 @@ class Server:
                 return
             found = routes.Answer(400, {"error": {"message": "not a JSON object", "code": 400}})
         else:
-            found = routes.answer_to(request.path, self.asked, self.batch, self.voice)
+            found = routes.answer_to(request.path, request.body, self.asked, self.batch, self.voice)
         _write([self.voice.access(f"{host}:{port}", request.method, request.path, found.status)])
         await http.answer(writer, found.status, found.body, found.kind)
 

@@ -7,6 +7,7 @@ error budget. Only the servers are made up.
 import random
 from dataclasses import dataclass, field, replace
 
+from autotuner.bench.benchmark import Level
 from autotuner.core.confirm import Noise, Record, Run, first_leg, noise_between, on_record, owed, owed_if_open, pool
 from autotuner.core.gather import LevelPlan, baseline_steps
 from autotuner.core.objective import Objective, Standing, deciding_levels, weights_of
@@ -134,7 +135,7 @@ class _Work:
     spent: float = 0.0
     shares: int = 0
     runs: list[Run] = field(default_factory=list)
-    known: dict[int, LevelResult] = field(default_factory=dict)
+    known: dict[Level, LevelResult] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.best = self.world.base
@@ -200,7 +201,7 @@ class _Work:
         self.spent, self.shares = self.spent + alpha, self.shares + 1
         return alpha
 
-    def _baseline(self, levels: tuple[int, ...]) -> None:
+    def _baseline(self, levels: tuple[Level, ...]) -> None:
         so_far = self._trial(self.best, USUAL_DOUBT.alpha, levels, is_baseline=True)
         self.runs.append(self._run(so_far))
         self.known |= {r.concurrency: r for r in so_far.results}
@@ -211,7 +212,7 @@ class _Work:
     def _record(self) -> Record:
         return on_record(tuple(self.runs), self.deciding)
 
-    def _trial(self, server: Server, alpha: float, levels: tuple[int, ...], *, is_baseline: bool) -> TrialSoFar:
+    def _trial(self, server: Server, alpha: float, levels: tuple[Level, ...], *, is_baseline: bool) -> TrialSoFar:
         """Launch a server and measure its levels as the daemon would, in its order, until nothing is left to measure."""
         self.launches += 1
         launch = launched(server, self.world.host, self.rng)
@@ -235,7 +236,7 @@ class _Work:
             owed_if_open=() if is_baseline or server is self.best else owed_if_open(self.noise, 0, 0),
         )
         while (level := next_level(so_far)) is not None:
-            plan = self._plan(server, level, so_far, max(1, len(record.runs)))
+            plan = self._plan(server, int(level), so_far, max(1, len(record.runs)))
             result, took_s = measure(launch, self.world.host, plan, self.policies, self._facts(so_far), self.rng)
             self.seconds += took_s
             so_far = replace(so_far, results=(*so_far.results, result))
@@ -255,7 +256,7 @@ class _Work:
         held = {at: r.figures for at, r in so_far.baseline.items()}
         standing = Standing(self.objective, LEVELS, done, held, doubt.launch_noise, doubt.launches, doubt.alpha)
         return LevelPlan(
-            concurrency=level,
+            level=level,
             decides=weights_of(self.objective, LEVELS)[level] > 0,
             cap=server.cap,
             speculation=speculation_of(server),

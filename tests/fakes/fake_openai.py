@@ -26,6 +26,7 @@ MODES = (
     "truncated",  # closes in the middle of the stream
     "empty-stream",
     "no-usage",
+    "no-tokenizer",  # has no /tokenize
     "closes-idle",  # closes the connection after each answer, unannounced
     "die-after",  # exits once `die_after` completions were answered
     "corrupt",  # answers every prompt with the same nonsense
@@ -124,6 +125,9 @@ class FakeOpenAI:
         elif method == "POST" and path in {"/v1/completions", "/v1/chat/completions"}:
             self.seen.headers.append(headers)
             return await self._complete(json.loads(body), reader, writer)
+        elif method == "POST" and path == "/tokenize" and self.behaviour.mode != "no-tokenizer":
+            tokens = list(range(len(json.loads(body)["prompt"].split())))  # a word is a token here, as in `usage`
+            await _answer(writer, 200, {"count": len(tokens), "tokens": tokens})
         elif path == "/health":
             await _answer(writer, 200, {"status": "ok"})
         elif path == "/v1/models":

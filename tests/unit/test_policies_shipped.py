@@ -32,6 +32,7 @@ SPEC: Facts = {
     "spec.verify_steps": 240.0,
     "spec.windows": 6.0,
     "spec.capped": True,
+    "level.name": "concurrency 128",
     "level.concurrency": 128.0,
     "level.running": 48.0,
     "level.running_cap": 48.0,
@@ -68,6 +69,18 @@ OUT_OF_MEMORY: Facts = {
     "server.cause": "oom-in-capture",
     "server.sentence": "out of memory",
     "start.stage": "graph capture",
+}
+AT_A_RATE: Facts = {
+    "trial.baseline": False,
+    "level.name": "20 req/s",
+    "level.request_rate": 20.0,
+    "level.elapsed_s": 20.0,
+    "level.in_flight": 160.0,
+    "level.answered_ratio": 0.7,
+    "level.answered_ratio_high": 0.85,
+    "level.running": 40.0,
+    "level.queued": 81.0,
+    "best.answered_ratio": 0.98,
 }
 GOODPUT: Facts = {"level.decides": False, "objective.latency_counts": True}
 BROKEN: dict[str, Any] = {"spec.accept_len": 1.0, "spec.accept_len_low": 1.0, "spec.accept_len_high": 1.005}
@@ -246,6 +259,24 @@ CASES: dict[str, tuple[Facts, list[dict[str, Any]]]] = {
             {"level.requests_ok": 127.0},
             {"level.decides": False},
             {"level.prompts": 19.0},  # acceptance differs between prompts, which a few windows do not show
+        ],
+    ),
+    "does-not-keep-up": (
+        AT_A_RATE,
+        [
+            {"level.answered_ratio_high": 0.9},
+            {"best.answered_ratio": 0.94},  # then answering more than the best-known may be the gain
+            {"trial.baseline": True},
+        ],
+    ),
+    "queue-too-long": (
+        AT_A_RATE,
+        [
+            {"level.queued": 80.0},
+            {"level.queued": 19.0, "level.running": 2.0},
+            {"level.elapsed_s": 4.9},
+            {"best.answered_ratio": 0.94},
+            {"trial.baseline": True},
         ],
     ),
     "known-well-enough": (

@@ -1,5 +1,6 @@
 """The rehearsed server as a process: its log, its metrics and its answers agree, and each personality does as it is named."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -10,7 +11,10 @@ from pathlib import Path
 import pytest
 from fakes.rehearsed import Rehearsed
 
+from autotuner.bench.benchmark import Benchmark
+from autotuner.bench.workload import Workload
 from autotuner.core.answers import ANSWER_TOKENS, PROMPTS, agreement
+from autotuner.edge.tokenizer import words_for
 from autotuner.engines.base import STAGE_ORDER, Effective, Note, Prefill, Stage, StageSeen, Window
 from autotuner.rehearsal.asked import ENGINES
 
@@ -177,6 +181,17 @@ def test_each_engine_has_its_own_paths(tmp_path: Path, engine: str) -> None:
         for path in (*PATHS[engine], "/v1/models", "/metrics"):
             assert server.get(path)[0] == 200, path
         assert server.get("/nothing")[0] == 404
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_rehearsed_tokenizer_counts_as_usage_does(tmp_path: Path, engine: str) -> None:
+    with Rehearsed(tmp_path, engine) as server:
+        server.wait_ready()
+        words = asyncio.run(words_for(f"http://127.0.0.1:{server.port}", Benchmark(prompt_tokens=30), None))
+        assert words.how == "exact"
+        asked = Workload(Benchmark(prompt_tokens=30), 8, None, words).ask(0)
+        assert asked is not None
+        assert server.complete(2, asked.body["prompt"])["usage"]["prompt_tokens"] == 30
 
 
 def test_llamacpp_answers_while_it_loads_and_the_others_do_not(tmp_path: Path) -> None:

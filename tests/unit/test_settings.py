@@ -313,3 +313,59 @@ def test_a_deadline_without_a_zone_is_the_hosts_local_time(tmp_path: Path, monke
 def test_no_budget_is_no_limit(tmp_path: Path) -> None:
     budget = load_settings(write(tmp_path, GOOD)).budget
     assert (budget.gpu_hours, budget.trials, budget.deadline) == (None, None, None)
+
+
+# --- benchmarks whose levels are request rates
+
+RATES = """\
+state_dir = "state"
+[slots.kimi]
+port = 30000
+[benchmarks.live]
+load = "request-rate"
+levels = [0.5, 2.0, 8]
+seconds = 120
+"""
+GOODPUT = """\
+[objective]
+maximise = "goodput"
+level = 0.5
+ttft_ms_max = 500
+"""
+
+
+def test_a_benchmark_of_rates_with_a_goodput_objective_is_all_right(tmp_path: Path) -> None:
+    found = load_settings(write(tmp_path, RATES + GOODPUT))
+    assert found.benchmarks["live"].levels == (0.5, 2, 8)
+    assert found.objective_in_words("kimi").startswith("goodput at 0.5 req/s")
+    assert found.warnings == ()
+
+
+def test_what_is_hardly_meant_is_warned_of_once(tmp_path: Path) -> None:
+    text = RATES.replace("seconds = 120", "seconds = 40") + "[slots.other]\nport = 30001\n"
+    output, few = load_settings(write(tmp_path, text)).warnings
+    assert output.startswith("benchmark live sends requests at fixed rates")
+    assert few == (
+        "benchmark live sends about 20 requests in its 40 s at 0.5 req/s, too few to compare two servers by: "
+        "set seconds to 60 or more, or take faster rates"
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("[objective]\nlevel = 4\n", "objective.level: the benchmark of slot kimi has no level 4 (levels: 0.5, 2, 8)"),
+        ('[objective]\nmaximise = "geometric_mean"\nweights = { "1.5" = 1 }\n', "has no level 1.5 (levels: 0.5, 2, 8)"),
+        (
+            "[objective.constraints]\nsingle_stream_ratio_min = 0.9\n",
+            "needs concurrency 1, and the benchmark of slot kimi sends requests at rates",
+        ),
+    ],
+)
+def test_an_objective_that_a_benchmark_of_rates_cannot_have_is_refused(tmp_path: Path, more: str, says: str) -> None:
+    assert says in only(tmp_path, RATES + more)
+
+
+def test_weights_of_rates_are_written_as_keys_in_quotes(tmp_path: Path) -> None:
+    more = '[objective]\nmaximise = "geometric_mean"\nweights = { "0.5" = 2, 8 = 1 }\n'
+    assert load_settings(write(tmp_path, RATES + more)).objective.weights == {0.5: 2.0, 8: 1.0}

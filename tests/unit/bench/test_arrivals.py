@@ -18,7 +18,9 @@ def plan(rate: float, count: int, **fields: object) -> list[float]:
 
 
 @given(rates, st.integers(0, 9), st.floats(0.0, 100.0), st.sampled_from(["poisson", "constant"]))
-def test_arrivals_are_reproducible_in_order_and_after_the_start(rate: float, seed: int, ramp_s: float, kind: str) -> None:
+def test_arrivals_are_reproducible_in_order_and_after_the_start(
+    rate: float, seed: int, ramp_s: float, kind: str
+) -> None:
     once, again = (plan(rate, 50, seed=seed, ramp_s=ramp_s, arrivals=kind) for _ in range(2))
     assert once == again
     assert once[0] >= 0

@@ -10,7 +10,9 @@ from autotuner.bench.merge import merge
 from autotuner.bench.samples import pack_gaps
 
 
-def part(start: float | None = 2.0, bins: tuple[int, ...] = (1, 2, 3), gaps: tuple[list[int], ...] = (), **more: Any) -> LevelSamples:
+def part(
+    start: float | None = 2.0, bins: tuple[int, ...] = (1, 2, 3), gaps: tuple[list[int], ...] = (), **more: Any
+) -> LevelSamples:
     at = 0.0 if start is None else start
     requests = tuple(RequestSample(sent_s=at + 0.1, first_s=at + 0.2, end_s=at + 0.3, events=len(g) + 1) for g in gaps)
     fields = {

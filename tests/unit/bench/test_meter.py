@@ -23,7 +23,9 @@ def record(times: list[float], **more: object) -> Record:
 
 
 def level(meter: Meter, end: float) -> LevelSamples:
-    return LevelSamples(concurrency=1, requests=meter.samples(ZERO), gaps=meter.gaps(), bins=meter.whole_bins(ZERO + end))
+    return LevelSamples(
+        concurrency=1, requests=meter.samples(ZERO), gaps=meter.gaps(), bins=meter.whole_bins(ZERO + end)
+    )
 
 
 @given(st.lists(event_times, max_size=6), st.floats(0.0, 2.0))

@@ -128,3 +128,9 @@ def test_a_level_without_a_counterpart_is_not_explained() -> None:
     assert level_of(level(8, 400.0, running=8.0), BASE) is None
     assert level_of(level(128, 400.0), BASE) is None, "how many ran is not known"
     assert level_of(level(128, 400.0, running=128.0, void="client"), BASE) is None
+
+
+def test_what_runs_at_a_request_rate_explains_no_loss() -> None:
+    """How many run is then what comes of the server's speed: few are no cap, and many are no gain."""
+    base = {20: level(20, 2370.0, running=128.0, load="request-rate")}
+    assert level_of(level(20, 849.0, running=48.0, load="request-rate"), base) is None

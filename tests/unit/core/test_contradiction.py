@@ -90,3 +90,12 @@ def test_decode_without_a_graph_although_there_is_one_for_such_a_batch() -> None
     assert said(log(graph=False), scraped(), graph=None) == ()
     assert said(log(graph=False, running=64.0), scraped(running=64.0)) == (), "larger than any graph"
     assert said(log(2, graph=False) + log(8, graph=True), scraped()) == ()
+
+
+def test_at_a_rate_as_many_requests_are_at_the_edges_as_the_server_told_of() -> None:
+    """120 tokens a request: of 25 in flight 3,000 may be counted late, of two 240."""
+    at_20 = figures(20, 400.0, requests_ok=200, load="request-rate")
+    assert said([], scraped(running=5.0, queued=20.0, counted=3500), at_20) == ()
+    (sentence,) = said([], scraped(running=2.0, counted=3500), at_20)
+    assert "350 generated tokens a second" in sentence
+    assert said([], scraped(running=None, counted=3500), at_20) == ()

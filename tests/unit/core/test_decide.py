@@ -688,3 +688,12 @@ def test_while_nothing_new_may_start_the_best_known_serves_and_the_queue_keeps(s
     assert world.begun == []
     assert [s.candidate for s in world.alive] == world.ladder[:1]
     assert "the reason" in decision.reason or not queue
+
+
+def test_the_level_in_hand_is_named_as_what_it_is() -> None:
+    trial = TrialRecord(7, "c", "eagle3", next_level=8)
+    rec = recorded(trial=trial, launches=(launch("l", "c", trial_id=7),))
+    assert decide(rec, said("l", "l")).reason == "measuring eagle3 at concurrency 8"
+    at_a_rate = dataclasses.replace(trial, next_level=2.5, load="request-rate")
+    decision = decide(dataclasses.replace(rec, trial=at_a_rate), said("l", "l"))
+    assert decision == Decision(RunLevel(7, "l", 2.5), "measuring eagle3 at 2.5 req/s")

@@ -57,6 +57,15 @@ EVERYTHING: Facts = {
         so_far(over=True, running_cap=48, graph_max_batch=48, preempted=0, depth=3, pays_up_to=8, loses_from=32)
     ),
     **level_facts(so_far(speculation=PRIOR, over=True)),
+    **level_facts(
+        so_far(
+            figures=figures(20, 849.0, load="request-rate"),
+            in_flight=160,
+            queued=12.0,
+            answered_ratio=Interval(0.7, 0.6, 0.8),
+            best_answered_ratio=0.99,
+        )
+    ),
 }
 
 
@@ -146,3 +155,29 @@ def test_latencies_are_known_at_the_end_of_a_level_that_is_not_void() -> None:
     assert late <= set(level_facts(so_far(over=True)))
     void = figures(128, 849.0, ttft_ms={"p99": 400.0}, void="the client was the limit")
     assert not late & set(level_facts(so_far(over=True, figures=void)))
+
+
+RATE: dict[str, Any] = {"figures": figures(2.5, 849.0, 10.0, load="request-rate")}
+
+
+def test_a_level_that_is_a_rate_is_named_as_one_and_has_no_concurrency() -> None:
+    facts = level_facts(so_far(**RATE))
+    assert facts["level.name"] == "2.5 req/s"
+    assert facts["level.request_rate"] == 2.5
+    assert "level.concurrency" not in facts
+    assert level_facts(so_far())["level.name"] == "concurrency 128"
+    assert "level.request_rate" not in level_facts(so_far())
+
+
+def test_at_a_rate_output_is_compared_at_the_levels_end_alone() -> None:
+    """Until then the two sides have not been sent the same requests; and that a rate is known settles nothing."""
+    ratios = {"best.ratio", "best.ratio_low", "best.ratio_high"}
+    assert not {*ratios, "level.rate_error"} & set(level_facts(so_far(**RATE)))
+    assert ratios <= set(level_facts(so_far(**RATE, over=True)))
+    assert "level.rate_error" not in level_facts(so_far(**RATE, over=True))
+
+
+def test_the_speed_of_a_trace_is_neither_a_concurrency_nor_a_rate() -> None:
+    facts = level_facts(so_far(figures=figures(2, 849.0, load="trace")))
+    assert facts["level.name"] == "2 times the trace's speed"
+    assert not {"level.concurrency", "level.request_rate"} & set(facts)

@@ -301,3 +301,20 @@ def test_the_most_gain_for_a_second_of_gpu_time_comes_first() -> None:
 
     found = ordered([one("b", 0.1, 100.0), one("c", 0.3, 600.0), one("d", 0.5, 500.0), one("a", 0.1, 100.0)])
     assert [p.candidate.name for p in found] == ["a", "b", "d", "c"]
+
+
+# --- levels that are request rates
+
+
+@pytest.mark.parametrize("name", ["lift-running-cap", "no-speculation-above"])
+def test_nothing_is_set_to_a_rate_as_if_so_many_requests_ran(name: Move) -> None:
+    assert "levels are rates" in why_not(name, situation(levels=(), level=20))
+
+
+def test_at_a_rate_graphs_are_raised_to_what_may_well_run() -> None:
+    """36 run on average: three standard deviations of a Poisson number above that are 54, which SGLang rounds up to 56."""
+    ran = level(20, 849.0, running=36.0, load="request-rate")
+    found = proposal("raise-graph-batch", situation(levels=(), level=20, results=(ran,)))
+    assert found.change == {"args.cuda-graph-max-bs": 56}
+    unknown = level(20, 849.0, load="request-rate")
+    assert "levels are rates" in why_not("raise-graph-batch", situation(levels=(), level=20, results=(unknown,)))

@@ -109,3 +109,9 @@ def test_a_candidate_stands_on_the_front_by_its_newest_trial() -> None:
     assert [row.name for row in front_of(rows)] == ["b"]
     rows.append(("id-b", "b", trial(ended=fired("abandon"))))
     assert [row.name for row in front_of(rows)] == ["b"], "a trial without a figure says nothing"
+
+
+def test_at_a_rate_there_is_no_front_of_what_was_sent() -> None:
+    measured = trial(level(2.5, 400.0, load="request-rate"), levels=(2.5,), load="request-rate")
+    assert valid_rates(measured) == {}
+    assert valid_rates(trial(level(1, 400.0))) == {1: 400.0}

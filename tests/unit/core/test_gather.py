@@ -7,13 +7,14 @@ from unit.core.building import figures, level
 
 from autotuner.bench.measurement import Progress
 from autotuner.core.gather import Gather, LevelPlan, baseline_steps
+from autotuner.core.objective import Objective, Standing
 from autotuner.core.speculation import SpeculationAtLevel
 from autotuner.engines.base import Counters, Note, Prefill, Speculation, Window
 
 
 def plan(**more: Any) -> LevelPlan:
     table: dict[str, Any] = {
-        "concurrency": 8,
+        "level": 8,
         "decides": True,
         "cap": None,
         "speculation": Speculation("EAGLE3", 3),
@@ -243,3 +244,79 @@ def test_what_log_and_counters_disagree_on_is_a_part_of_the_result() -> None:
         "5 of 5 decode lines say that no CUDA graph was used, although graphs for up to 48 requests were captured",
     )
     assert steady().result(figures(8, 400.0)).contradictions == ()
+
+
+# --- levels that are request rates
+
+
+def at_a_rate(**more: Any) -> Gather:
+    gather = Gather(plan(level=2.5, load="request-rate", **more))
+    gather.add_progress(progress(1.0, "warm-up"))
+    gather.add_progress(progress(2.0))
+    return gather
+
+
+def test_at_a_rate_every_number_of_running_requests_is_the_levels_own() -> None:
+    """Nothing is kept in flight, so that a window with few is as steady as one with many, and none is called capped."""
+    gather = at_a_rate(cap=4)
+    gather.add_log((line(running=1.0), *(line(running=n, queued=1.0, gen_tok_s=40.0 * n) for n in (1.0, 3.0, 4.0))))
+    spec = gather.so_far().speculation
+    assert spec is not None
+    assert spec.windows == 3
+    assert spec.running == 3.0
+    assert not spec.capped
+    closed = Gather(plan(level=8))
+    closed.progress = list(gather.progress)
+    closed.log_windows = list(gather.log_windows)
+    told = closed.so_far().speculation
+    assert told is not None
+    assert told.windows < 3, "with eight kept in flight, one that runs alone is no steady state"
+
+
+def test_break_even_at_a_rate_is_at_the_requests_that_really_ran() -> None:
+    gather = at_a_rate(baseline_steps_s={3.0: 0.02})
+    gather.add_log((line(), *(line(running=3.0, gen_tok_s=150.0, accept_len=2.0) for _ in range(6))))
+    spec = gather.so_far().speculation
+    assert spec is not None
+    assert spec.needed == pytest.approx(3 * 2.0 / 150 / 0.02)
+
+
+def test_a_plain_step_is_not_guessed_from_a_rate() -> None:
+    """Output tok/s over a concurrency is a step time; over a number of requests a second it is nothing."""
+    assert baseline_steps({8: level(8, 400.0)}) == {8.0: 8 / 400}
+    assert baseline_steps({2.5: level(2.5, 400.0, load="request-rate")}) == {}
+    assert baseline_steps({2.5: level(2.5, 400.0, running=6.0, load="request-rate")}) == {6.0: 6 / 400}
+
+
+def test_levels_at_which_speculation_pays_are_told_of_concurrencies_alone() -> None:
+    assert steady(pays_up_to=8, loses_from=32).so_far().loses_from == 32
+    told = at_a_rate(pays_up_to=1, loses_from=5).so_far()
+    assert (told.pays_up_to, told.loses_from) == (None, None)
+
+
+def test_the_score_of_a_rate_is_bounded_at_its_end_alone() -> None:
+    best = figures(2.5, 400.0, 4.0, load="request-rate")
+    standing = Standing(Objective(), (2.5,), {}, {2.5: best}, 0.01)
+    gather = at_a_rate(standing=standing)
+    for at_s in range(3, 12):
+        gather.add_progress(progress(float(at_s)))
+    assert gather.so_far().score_high is None
+    assert gather.so_far(best).score_high is not None
+    now = figures(8, 400.0, 4.0)
+    closed = steady(standing=Standing(Objective(), (8,), {}, {8: now}, 0.01))
+    for at_s in range(3, 12):
+        closed.add_progress(progress(float(at_s)))
+    assert closed.so_far().score_high is not None
+
+
+def test_a_result_keeps_how_much_of_what_was_sent_was_answered() -> None:
+    gather = Gather(plan(level=10, load="request-rate"))
+    for at_s, done, flying in ((2, 10, 10), (10, 60, 20), (20, 110, 70)):
+        gather.add_progress(Progress(at_s=at_s, phase="steady", events=1, in_flight=flying, done=done, failed=0))
+    seen = gather.so_far()
+    assert seen.in_flight == 70
+    assert seen.answered_ratio is not None
+    assert gather.result(figures(10, 90.0, load="request-rate")).answered_ratio == pytest.approx(0.5)
+    closed = Gather(plan(level=10))
+    closed.progress = list(gather.progress)
+    assert closed.so_far().answered_ratio is None, "where requests are kept in flight nothing piles up"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from unit.core.building import figures
 
+from autotuner.bench.benchmark import Benchmark
 from autotuner.bench.measurement import Figures, GoodputLimits
 from autotuner.core.objective import (
     Constraints,
@@ -282,3 +283,62 @@ def test_goodput_is_bounded_at_a_levels_end() -> None:
 )
 def test_where_single_latencies_decide_a_rate_alone_does_not_end_a_level(objective: Objective, counts: bool) -> None:
     assert objective.counts_latency is counts
+
+
+# --- levels that are request rates
+
+
+def test_a_level_may_be_a_fraction_and_a_whole_number_is_one_however_it_is_written() -> None:
+    assert Objective(level=0.5).level == 0.5
+    written = Objective.model_validate({"level": 8.0}).level
+    assert written == 8
+    assert isinstance(written, int)
+    found = Objective.model_validate({"maximise": "geometric_mean", "weights": {"0.5": 2, "8": 1}})
+    assert found.weights == {0.5: 2.0, 8: 1.0}
+    assert weights_of(found, (0.5, 2.5, 8)) == {0.5: 2 / 3, 2.5: 0.0, 8: 1 / 3}
+    with pytest.raises(ValidationError):
+        Objective(level=0)
+
+
+def test_an_objective_names_its_level_as_what_the_benchmarks_levels_are() -> None:
+    good = Objective(maximise="goodput", level=2.5, ttft_ms_max=500)
+    assert good.described("request-rate") == "goodput at 2.5 req/s (requests per second with TTFT up to 500 ms)"
+    assert Objective(level=8).described("concurrency") == str(Objective(level=8)) == "output tok/s at concurrency 8"
+    assert Objective().described("request-rate") == "output tok/s at the busiest level"
+
+
+def test_a_violation_names_the_rate_at_which_it_happened() -> None:
+    objective = Objective(constraints=Constraints(ttft_p99_ms_max=100))
+    late = figures(2.5, 400.0, requests_failed=1, ttft_ms={"p99": 120.0}, load="request-rate")
+    found = violations(objective, {2.5: late}, {})
+    assert all("at 2.5 req/s" in sentence for sentence in found)
+    assert len(found) == 2
+
+
+def test_goodput_decides_at_a_rate_where_output_is_what_was_sent() -> None:
+    limits = GoodputLimits(ttft_ms_max=500)
+    objective = Objective(maximise="goodput", ttft_ms_max=500)
+
+    def side(good: float) -> dict[Any, Figures]:
+        known = {"goodput_limits": limits, "goodput_req_s": good, "goodput_req_s_low": good, "goodput_req_s_high": good}
+        return {2.5: figures(2.5, 400.0, 1.0, load="request-rate", **known)}
+
+    found = score(objective, side(2.4), side(2.0), 0.01)
+    assert found is not None
+    assert found.mean == pytest.approx(1.2)
+    of_output = score(Objective(), side(2.4), side(2.0), 0.01)
+    assert of_output is not None
+    assert of_output.mean == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("load", ["request-rate", "trace"])
+def test_output_tok_s_at_a_rate_is_warned_of_and_goodput_is_not(load: Any) -> None:
+    benchmark = Benchmark(levels=(0.5, 2.5), load=load, dataset="requests.jsonl" if load == "trace" else "")
+    (warning,) = Objective().warnings("live", benchmark)
+    assert 'maximise "goodput"' in warning
+    (warning,) = Objective(maximise="geometric_mean").warnings("live", benchmark)
+    assert "says only whether the server keeps up" in warning
+    assert Objective(maximise="goodput", ttft_ms_max=500).warnings("live", benchmark) == ()
+    single = Objective(constraints=Constraints(single_stream_ratio_min=0.9))
+    assert "single_stream_ratio_min" in single.warnings("live", benchmark)[-1]
+    assert single.warnings("chat", Benchmark()) == ()

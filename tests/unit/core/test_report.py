@@ -334,3 +334,22 @@ def test_goodput_is_in_the_table_where_it_was_asked_for() -> None:
     table = trial_entry(report(results=results)).table
     assert [row[-2:] for row in table] == [("goodput req/s", "goodput sglang-base"), ("-", "-"), ("4.00 ± 0.50", "-")]
     assert "goodput" not in str(trial_entry(report(results=(level(1, 60.0),))).table)
+
+
+def test_an_entry_names_rates_as_rates_and_says_where_a_server_did_not_keep_up() -> None:
+    sent: dict[str, Any] = {"load": "request-rate", **LATENCIES}
+    results = (
+        level(0.5, 63.6, running=1.0, **sent),
+        level(20, 849.0, running=48.0, **sent).model_copy(update={"answered_ratio": 0.613, "settled": fired("settle")}),
+    )
+    judgement = Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=("no difference",))
+    draft = trial_entry(report(results=results, baseline={}, levels=(0.5, 20), judgement=judgement))
+    assert [row[0] for row in draft.table] == ["level", "0.5 req/s", "20 req/s"]
+    assert bullet(draft, "Overload").startswith("20 req/s: 61 % of the requests sent")
+    assert bullet(draft, "Settled") == "early at 20 req/s, being known well enough"
+    assert "concurrency" not in text(draft)
+
+
+def test_a_server_that_keeps_up_is_not_called_overloaded() -> None:
+    kept = level(20, 849.0, load="request-rate", **LATENCIES).model_copy(update={"answered_ratio": 0.9})
+    assert "Overload" not in text(trial_entry(report(results=(kept,), baseline={}, levels=(20,))))

@@ -4,18 +4,21 @@ import itertools
 import math
 import multiprocessing
 import os
+import random
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotuner.bench.benchmark import Benchmark
-from autotuner.bench.measurement import Figures
+from autotuner.bench.measurement import Figures, LevelSamples, RequestSample
+from autotuner.bench.samples import pack_gaps
 from autotuner.core.candidate import Candidate, Launch
 from autotuner.core.effective import Configuration, Difference
 from autotuner.core.entry import GENESIS, Draft, link
@@ -171,6 +174,28 @@ def test_results_and_their_evidence_come_back_as_they_were(store: Store, odd: fl
         store.evidence(trial, 8)
     store.drop_results(trial)
     assert store.results(trial) == ()
+
+
+def test_gaps_are_kept_once_outside_the_json_and_come_back_with_it(store: Store) -> None:
+    trial = add(store)
+    figures = Figures(
+        concurrency=4, seconds=5.0, requests_ok=3, requests_failed=0, output_tok_s=10.0, output_tok_s_low=9.0,
+        output_tok_s_high=11.0, tokens_per_event=1.0, tokens_counted=True,
+    )  # fmt: skip
+    requests = tuple(RequestSample(sent_s=i / 10, first_s=i / 10 + 0.01, events=101) for i in range(40))
+    source = random.Random(1)
+    gaps = [[source.randrange(10_000, 60_000) for _ in range(100)] for _ in requests]
+    samples = LevelSamples(concurrency=4, requests=requests, gaps=pack_gaps(gaps)).model_dump(mode="json")
+    evidence = {"samples": samples, "windows": []}
+    store.put_result(trial, LevelResult(concurrency=4, figures=figures), evidence)
+    assert samples["gaps"], "what was handed over is left as it was"
+    assert store.evidence(trial, 4) == evidence
+    row = store.db.one("SELECT evidence, gaps FROM results")
+    assert row is not None
+    assert b"gaps" not in zlib.decompress(row["evidence"])
+    assert len(zlib.decompress(row["gaps"])) == 4 * 4000
+    store.put_result(trial, LevelResult(concurrency=4, figures=figures), {"samples": None})
+    assert store.evidence(trial, 4) == {"samples": None}
 
 
 def unbounded() -> TrialSoFar:
@@ -456,7 +481,7 @@ def test_a_schema_of_another_version_is_refused(tmp_path: Path) -> None:
     store = Store(path)
     store.db.run("UPDATE meta SET value = '99' WHERE key = 'schema'")
     store.close()
-    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 5"):
+    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 6"):
         Store(path)
 
 
@@ -471,6 +496,7 @@ def old_database(path: Path) -> None:
         store.db.run(f"ALTER TABLE trials DROP COLUMN {column}")
     store.db.run("DROP TABLE policies")
     store.db.run("DROP TABLE proposals")
+    store.db.run("ALTER TABLE results DROP COLUMN gaps")
     store.db.run("UPDATE meta SET value = '1' WHERE key = 'schema'")
     store.close()
 
@@ -491,7 +517,7 @@ def test_a_migrated_database_has_the_columns_of_a_new_one(tmp_path: Path) -> Non
     columns = []
     for name in ("old.db", "new.db"):
         store = Store(tmp_path / name)
-        tables = ("launches", "trials", "policies", "proposals")
+        tables = ("launches", "trials", "policies", "proposals", "results")
         columns.append([tuple(row)[1:] for table in tables for row in store.db.all(f"PRAGMA table_info({table})")])
         store.close()
     assert columns[0] == columns[1]
