@@ -126,7 +126,6 @@ def figures(samples: LevelSamples, *, ignore_eos: bool = False) -> Figures:
 
     `ignore_eos` says that answers had to have the length that was asked for.
     """
-    start = samples.steady_from_s
     seconds = _steady_s(samples)
     finished = [r for r in samples.requests if not r.cut]
     good = [r for r in finished if not r.error]

@@ -78,7 +78,9 @@ def test_all_begin_when_the_last_is_warm() -> None:
     assert not samples.stopped_early
 
 
-@pytest.mark.parametrize("fate", ["killed in its warm-up", "killed in its steady part", "ends in half a line", "says nonsense"])
+@pytest.mark.parametrize(
+    "fate", ["killed in its warm-up", "killed in its steady part", "ends in half a line", "says nonsense"]
+)
 def test_one_that_is_lost_is_a_clear_error_and_takes_the_others_with_it(fate: str) -> None:
     with pytest.raises(RuntimeError, match="one of the benchmark's processes ended without a result"):
         conduct("runs on", fate, "" if "steady" in fate else "never warm")

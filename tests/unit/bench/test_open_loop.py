@@ -18,7 +18,13 @@ from autotuner.bench.target import Target
 from autotuner.bench.workload import Ask, Workload
 
 OPEN = Benchmark(
-    levels=(40,), load="request-rate", prompt_tokens=16, output_tokens=4, seconds=1.0, warmup_requests=0, request_timeout_s=5.0
+    levels=(40,),
+    load="request-rate",
+    prompt_tokens=16,
+    output_tokens=4,
+    seconds=1.0,
+    warmup_requests=0,
+    request_timeout_s=5.0,
 )
 FAST = Behaviour(tok_s=1000.0, ttft_ms=2.0)
 
@@ -227,9 +233,7 @@ def test_a_warm_shard_says_so_in_every_line_until_it_is_told_to_begin() -> None:
                 load.wait(busy)
                 return await told
 
-            load = LevelRun(
-                Target(server.url), Workload(OPEN, 40, "m"), 40, heard.append, shard=(0, 2), begin=begin
-            )
+            load = LevelRun(Target(server.url), Workload(OPEN, 40, "m"), 40, heard.append, shard=(0, 2), begin=begin)
             loop = asyncio.get_running_loop()
             loop.call_later(1.2, lambda: told.set_result(None))
             return await load.run()

@@ -23,9 +23,9 @@ def level(**fields: Any) -> LevelSamples:
         ({"cpu_ratio": 1.0}, ""),  # busy alone does no harm
         ({"send_delay_ms": {"mean": 40.0}}, ""),
         ({"send_delay_ms": {"mean": 1000.0}}, "50 % of its streams' time"),
-        ({"send_delay_ms": {"mean": 1000.0}, "open_loop": True}, "1000.0 ms late"),
-        ({"send_delay_ms": {"mean": 4.0}, "open_loop": True}, ""),
-        ({"send_delay_ms": {"mean": 1000.0}, "open_loop": True, "held_back": True}, ""),
+        ({"send_delay_ms": {"mean": 1000.0}, "load": "request-rate"}, "1000.0 ms late"),
+        ({"send_delay_ms": {"mean": 4.0}, "load": "request-rate"}, ""),
+        ({"send_delay_ms": {"mean": 1000.0}, "load": "request-rate", "held_back": True}, ""),
         ({"kernel_stamps": False, "cpu_ratio": 0.95, "lag_p99_ms": 50.0}, "50 ms late (p99)"),
         ({"kernel_stamps": False, "cpu_ratio": 0.5, "lag_p99_ms": 50.0}, ""),
         ({"cpu_ratio": 0.95, "lag_p99_ms": 50.0}, ""),  # the kernel's receive times are right all the same
@@ -68,6 +68,11 @@ def test_no_level_breaks_the_check(
     made: list[tuple[float, float, bool]], late_ms: float, busy: float, stamps: bool, open_loop: bool, end: float
 ) -> None:
     requests = tuple(RequestSample(sent_s=s, end_s=e if ended else None, first_s=e) for s, e, ended in made)
-    fields = {"send_delay_ms": {"mean": late_ms}, "cpu_ratio": busy, "kernel_stamps": stamps, "open_loop": open_loop}
+    fields = {
+        "send_delay_ms": {"mean": late_ms},
+        "cpu_ratio": busy,
+        "kernel_stamps": stamps,
+        "load": "request-rate" if open_loop else "concurrency",
+    }
     for samples in (level(requests=requests, steady_to_s=end, **fields), level(requests=requests, steady_from_s=None)):
         assert isinstance(client_limit(samples) + blurred(samples), str)

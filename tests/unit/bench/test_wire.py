@@ -176,7 +176,9 @@ def test_a_request_longer_than_the_sockets_hold_arrives_whole() -> None:
 
 
 @pytest.mark.parametrize("then", ["keeps the connection", "closes", "resets"])
-def test_a_server_that_answers_before_the_request_is_sent_is_heard_and_its_connection_is_not_used_again(then: str) -> None:
+def test_a_server_that_answers_before_the_request_is_sent_is_heard_and_its_connection_is_not_used_again(
+    then: str,
+) -> None:
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         body = b'{"error":{"message":"too long"}}'
@@ -214,7 +216,9 @@ def test_the_next_socket_of_the_same_number_works_after_one_was_dropped_while_se
         await asyncio.sleep(0.3)
 
     async def work() -> list[str]:
-        return [(await asked(h, r, 0.15))[0].error for h, r in ((never, LONG), (five_tokens, b"GET / HTTP/1.1\r\n\r\n"))]
+        return [
+            (await asked(h, r, 0.15))[0].error for h, r in ((never, LONG), (five_tokens, b"GET / HTTP/1.1\r\n\r\n"))
+        ]
 
     assert run(work()) == ["timeout", ""]
 

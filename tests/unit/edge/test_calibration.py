@@ -44,8 +44,12 @@ def test_without_a_cache_it_is_measured_each_time(monkeypatch: pytest.MonkeyPatc
     assert (capacity(None), capacity(None)) == (1.0, 2.0)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"capacity_tok_s": "many"}', '{"capacity_tok_s": 0}', '{"capacity_tok_s": null}'])
-def test_a_cache_that_says_nothing_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"capacity_tok_s": "many"}', '{"capacity_tok_s": 0}', '{"capacity_tok_s": null}']
+)
+def test_a_cache_that_says_nothing_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     (tmp_path / f"client-{calibration._key()}.json").write_text(text)
     measured(monkeypatch, 7.0)
     assert (capacity(tmp_path), capacity(tmp_path)) == (7.0, 7.0)
