@@ -9,7 +9,7 @@ import contextlib
 from array import array
 from collections.abc import Awaitable, Callable, Coroutine
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 from autotuner.bench.arrivals import arrivals
 from autotuner.bench.benchmark import Benchmark, Level
@@ -81,6 +81,7 @@ class LevelRun:
         self._settled_at: float | None = None
         self._exhausted = self._held_back = False
         self._unread = 0
+        self._phase: Literal["warm-up", "steady", "tail"] = "warm-up"
         self._waits: float | None = None  # how busy the warm-up was, while we wait to be told to begin
         self._next_due = float("inf")  # of an open loop's next request
         self._addresses: list[Address] = []
@@ -174,7 +175,8 @@ class LevelRun:
         if monotonic_s() < start:
             self._meter.steady_from = None  # stopped before
             return
-        self.tell(phase="warm-up")  # so that no later line mixes events of the warm-up into the steady part
+        self.tell()  # so that no later line mixes events of the warm-up into the steady part
+        self._phase = "steady"
         self._used_from = used()
         self._ended_before = self._good + self._failed
         wanted = self._benchmark.requests
@@ -183,6 +185,7 @@ class LevelRun:
         if wanted is None and not self._finishing:
             await self._until(lambda: self._enough(self._streams), seconds)
         self.tell()
+        self._phase = "tail"
         self._meter.end(monotonic_s())
         self._used_to = used()
         if not self._closed or not self._benchmark.fixed_length:
@@ -401,7 +404,7 @@ class LevelRun:
         self._waits = busy
         self.tell()
 
-    def tell(self, phase: Any = None) -> None:
+    def tell(self) -> None:
         """Say how far the load is."""
         now, spent = monotonic_s(), used()
         total = self._meter.events + sum(len(record.times) for record in self._live)
@@ -411,7 +414,7 @@ class LevelRun:
         self._on_progress(
             Progress(
                 at_s=round(now - self._zero, 3),
-                phase=phase or self._phase(now),
+                phase=self._phase,
                 events=events,
                 in_flight=len(self._live),
                 done=self._good,
@@ -421,11 +424,6 @@ class LevelRun:
                 waits=self._waits is not None,
             )
         )
-
-    def _phase(self, now: float) -> Any:
-        if self._meter.steady_from is None or now < self._meter.steady_from:
-            return "warm-up"
-        return "steady" if self._meter.steady_to is None else "tail"
 
     def _samples(self, end: float) -> LevelSamples:
         meter, start = self._meter, self._meter.steady_from
