@@ -6,17 +6,15 @@ ones were answered. Where it was itself the limit shows in what it returns: its 
 
 import asyncio
 import contextlib
-import socket
-import ssl
 from array import array
 from collections.abc import Awaitable, Callable, Coroutine
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 from autotuner.bench.arrivals import arrivals
 from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.bench.busy import used
-from autotuner.bench.connection import CONNECT_REFUSED, CONNECTION_RESET, TIMEOUT, Connection
+from autotuner.bench.connection import Connection, connect_error
 from autotuner.bench.hotloop import HotLoop
 from autotuner.bench.measurement import BIN_S, LevelSamples, Progress
 from autotuner.bench.meter import Meter, Record, quantiles_ms
@@ -32,12 +30,8 @@ LAG_PROBE_S = 0.02
 WARMUP_LEAST_S = 60.0  # warm-up may last this long or four times the measured part, whichever is longer
 WARMUP_FAILURES = 3  # a stream that failed so often in its warm-up holds the level up no longer
 HOPELESS_S = 3.0  # nor does an open loop of which so many requests failed, and none was answered, for so long
-SETTLED_REQUESTS = (
-    2.0  # an open loop is warm when its first request's duration has passed so often: then as many end as begin
-)
-TAIL_LEAST_S = (
-    10.0  # requests of the steady part may end for so long after it, or for its own length, whichever is longer
-)
+SETTLED_REQUESTS = 2.0  # an open loop is warm after so many durations of its first request: then as many end as begin
+TAIL_LEAST_S = 10.0  # requests of the steady part may end for so long after it, or for its own length if that is longer
 PAUSE_S = (0.1, 1.0)  # after a failed request: first and longest, so that a dead server is not hammered
 POOL_AHEAD_S = 2.0  # an open loop has the requests of so many seconds written ahead
 IN_FLIGHT_MAX = 16_384  # of an open loop without a limit of its own; later requests wait, and their lateness is counted
@@ -87,6 +81,7 @@ class LevelRun:
         self._settled_at: float | None = None
         self._exhausted = self._held_back = False
         self._unread = 0
+        self._phase: Literal["warm-up", "steady", "tail"] = "warm-up"
         self._waits: float | None = None  # how busy the warm-up was, while we wait to be told to begin
         self._next_due = float("inf")  # of an open loop's next request
         self._addresses: list[Address] = []
@@ -180,7 +175,8 @@ class LevelRun:
         if monotonic_s() < start:
             self._meter.steady_from = None  # stopped before
             return
-        self.tell(phase="warm-up")  # so that no later line mixes events of the warm-up into the steady part
+        self.tell()  # so that no later line mixes events of the warm-up into the steady part
+        self._phase = "steady"
         self._used_from = used()
         self._ended_before = self._good + self._failed
         wanted = self._benchmark.requests
@@ -189,6 +185,7 @@ class LevelRun:
         if wanted is None and not self._finishing:
             await self._until(lambda: self._enough(self._streams), seconds)
         self.tell()
+        self._phase = "tail"
         self._meter.end(monotonic_s())
         self._used_to = used()
         if not self._closed or not self._benchmark.fixed_length:
@@ -297,13 +294,8 @@ class LevelRun:
 
     def _note_settled(self, record: Record) -> None:
         """From the first good request at the full rate on it is known when as many requests end as begin."""
-        began_s = _began(record) - self._zero
-        if (
-            self._settled_at is None
-            and not record.error
-            and record.end is not None
-            and began_s >= self._benchmark.ramp_s
-        ):
+        began_s, ramp_s = _began(record) - self._zero, self._benchmark.ramp_s
+        if self._settled_at is None and not record.error and record.end is not None and began_s >= ramp_s:
             self._settled_at = began_s + SETTLED_REQUESTS * (record.end - self._zero - began_s)
 
     async def _open_spares(self) -> None:
@@ -354,7 +346,7 @@ class LevelRun:
                     self._addresses, self._target.tls, self._target.host, self._ahead, made.received, made.lost
                 )
         except OSError as error:  # TimeoutError and ssl.SSLError are such
-            record.error, record.detail = _connect_error(error), str(error)
+            record.error, record.detail = connect_error(error), str(error)
             record.end = monotonic_s()
             return None
         return made
@@ -412,7 +404,7 @@ class LevelRun:
         self._waits = busy
         self.tell()
 
-    def tell(self, phase: Any = None) -> None:
+    def tell(self) -> None:
         """Say how far the load is."""
         now, spent = monotonic_s(), used()
         total = self._meter.events + sum(len(record.times) for record in self._live)
@@ -422,7 +414,7 @@ class LevelRun:
         self._on_progress(
             Progress(
                 at_s=round(now - self._zero, 3),
-                phase=phase or self._phase(now),
+                phase=self._phase,
                 events=events,
                 in_flight=len(self._live),
                 done=self._good,
@@ -432,11 +424,6 @@ class LevelRun:
                 waits=self._waits is not None,
             )
         )
-
-    def _phase(self, now: float) -> Any:
-        if self._meter.steady_from is None or now < self._meter.steady_from:
-            return "warm-up"
-        return "steady" if self._meter.steady_to is None else "tail"
 
     def _samples(self, end: float) -> LevelSamples:
         meter, start = self._meter, self._meter.steady_from
@@ -465,19 +452,3 @@ class LevelRun:
 
 def _began(record: Record) -> float:
     return record.sent if record.due is None else record.due
-
-
-def _connect_error(error: OSError) -> str:
-    match error:
-        case ConnectionRefusedError():
-            return CONNECT_REFUSED
-        case ConnectionResetError():
-            return CONNECTION_RESET
-        case TimeoutError():
-            return TIMEOUT
-        case socket.gaierror():
-            return "host not found"
-        case ssl.SSLError():
-            return "TLS failed"
-        case _:
-            return "connect failed"

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from autotuner.bench.measurement import LevelSamples, Progress
 from autotuner.bench.merge import merge
-from autotuner.edge.clock import monotonic_s
+from autotuner.edge.clock import monotonic_s, sleep
 
 BEGIN_IN_S = 0.2  # how far ahead the instant is at which all begin together
 TELL_S = 0.5
@@ -132,7 +132,7 @@ class Conductor:
     async def _tell(self, start: float) -> None:
         """Say twice a second what all have said since, the events of each phase in a line of their own."""
         while True:
-            await asyncio.sleep(TELL_S)
+            await sleep(TELL_S)
             latest = [part.latest for part in self._parts if part.latest is not None]
             if not latest:
                 continue

@@ -5,6 +5,8 @@ An event's time is when the kernel received it, as the wire says.
 
 import asyncio
 import json
+import socket
+import ssl
 from array import array
 from collections.abc import Callable
 
@@ -214,6 +216,23 @@ class Connection:
 
 def _nothing_asked(at: float) -> None:
     raise RuntimeError(f"an event at {at} that nothing was asked for")
+
+
+def connect_error(error: OSError) -> str:
+    """Given why a connection could not be made, return its name."""
+    match error:
+        case ConnectionRefusedError():
+            return CONNECT_REFUSED
+        case ConnectionResetError():
+            return CONNECTION_RESET
+        case TimeoutError():
+            return TIMEOUT
+        case socket.gaierror():
+            return "host not found"
+        case ssl.SSLError():
+            return "TLS failed"
+        case _:
+            return "connect failed"
 
 
 def error_message(body: bytes) -> str | None:

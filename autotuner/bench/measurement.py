@@ -126,12 +126,11 @@ def figures(samples: LevelSamples, *, ignore_eos: bool = False) -> Figures:
 
     `ignore_eos` says that answers had to have the length that was asked for.
     """
-    start = samples.steady_from_s
     seconds = _steady_s(samples)
     finished = [r for r in samples.requests if not r.cut]
     good = [r for r in finished if not r.error]
     failed = [r for r in finished if r.error]
-    steady = [r for r in good if start is not None and r.began_s >= start] or good
+    steady = [r for r in good if _began_steady(r, samples)] or good
     per_event, counted = tokens_per_event(tuple(steady))
     if not counted:
         per_event, counted = tokens_per_event(samples.requests)
@@ -180,6 +179,12 @@ def figures(samples: LevelSamples, *, ignore_eos: bool = False) -> Figures:
         requests_retried=sum(r.retried for r in finished),
         send_late_ms=summary([1000 * (r.sent_s - r.due_s) for r in steady if r.due_s is not None]),
     )
+
+
+def _began_steady(request: RequestSample, samples: LevelSamples) -> bool:
+    """Whether a request's latencies count: of those that began after the steady part only the short ones are over yet."""
+    start, end = samples.steady_from_s, samples.steady_to_s
+    return start is not None and start <= request.began_s and (end is None or request.began_s <= end)
 
 
 def request_rate(samples: LevelSamples, counts: Callable[[RequestSample], bool]) -> Interval | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from autotuner.bench.meter import Record
 from autotuner.bench.target import Target
 from autotuner.bench.workload import Ask, Workload
+from autotuner.edge.clock import sleep
 
 POOL_BYTES = 64 * 1024 * 1024
 
@@ -61,7 +62,7 @@ class Pool:
         self._size = size
         while len(self._ready) < self._size and not self._ended:
             self._add()
-            await asyncio.sleep(0)
+            await sleep(0)
 
     async def keep_full(self) -> None:
         """Refill whenever one was taken, for ever."""

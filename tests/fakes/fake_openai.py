@@ -122,7 +122,7 @@ class FakeOpenAI:
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         if _now() < self._ready_at:
             await _answer(writer, 503, {"error": {"message": "Loading model", "type": "unavailable_error"}})
-        elif method == "POST" and path == "/v1/completions":
+        elif method == "POST" and path in {"/v1/completions", "/v1/chat/completions"}:
             self.seen.headers.append(headers)
             return await self._complete(json.loads(body), reader, writer)
         elif method == "POST" and path == "/tokenize" and self.behaviour.mode != "no-tokenizer":
@@ -188,7 +188,7 @@ class FakeOpenAI:
         await asyncio.sleep(b.ttft_ms / 1000 + (tokens - 1) / b.tok_s)
         words = (" !",) if b.mode == "corrupt" else WORDS
         text = "".join(words[i % len(words)] for i in range(tokens)) if b.mode != "empty-stream" else ""
-        document = _document(b.model, text, "length")
+        document = _document(b.model, text, "length", chat="messages" in body)
         if b.mode != "no-usage":
             document["usage"] = self._usage(body, tokens if text else 0)
         await _answer(writer, 200, document)
@@ -204,7 +204,7 @@ class FakeOpenAI:
             await asyncio.sleep(start + b.ttft_ms / 1000 + sent / b.tok_s - _now())
             count = min(b.tokens_per_event, tokens - sent)
             text = "".join(WORDS[i % len(WORDS)] for i in range(sent, sent + count))
-            _event(writer, _document(b.model, text, None))
+            _event(writer, _document(b.model, text, None, chat="messages" in body, streams=True))
             self.seen.output_tokens += count
             await writer.drain()
         if b.mode == "truncated":
@@ -219,13 +219,14 @@ class FakeOpenAI:
         return True
 
     def _end(self, body: dict[str, Any], tokens: int, writer: asyncio.StreamWriter) -> None:
-        _event(writer, _document(self.behaviour.model, "", "length"))
+        _event(writer, _document(self.behaviour.model, "", "length", chat="messages" in body, streams=True))
         if self.behaviour.mode != "no-usage" and body.get("stream_options", {}).get("include_usage"):
             usage = {"id": "cmpl-1", "object": "text_completion", "choices": [], "usage": self._usage(body, tokens)}
             _event(writer, usage)
 
     def _usage(self, body: dict[str, Any], tokens: int) -> dict[str, Any]:
-        prompt = len(str(body.get("prompt", "")).split())
+        said = body.get("prompt") or " ".join(str(m.get("content", "")) for m in body.get("messages", ()))
+        prompt = len(str(said).split())
         self.seen.prompt_tokens += prompt
         return {
             "prompt_tokens": prompt,
@@ -240,12 +241,17 @@ def _now() -> float:
 
 
 def _max_tokens(body: dict[str, Any]) -> int:
-    return int(body.get("max_tokens", 16))
+    return int(body.get("max_tokens") or body.get("max_completion_tokens") or 16)
 
 
-def _document(model: str, text: str, finish: str | None) -> dict[str, Any]:
-    choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish}
-    return {"id": "cmpl-1", "object": "text_completion", "model": model, "choices": [choice], "usage": None}
+def _document(
+    model: str, text: str, finish: str | None, *, chat: bool = False, streams: bool = False
+) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish}
+    said = {"role": "assistant", "content": text}
+    choice |= {"delta" if streams else "message": said} if chat else {"text": text}
+    kind = "text_completion" if not chat else "chat.completion.chunk" if streams else "chat.completion"
+    return {"id": "cmpl-1", "object": kind, "model": model, "choices": [choice], "usage": None}
 
 
 def _head(status: int, kind: str, framing: str) -> bytes:

@@ -166,8 +166,16 @@ def test_what_was_recorded_before_has_the_figures_of_then() -> None:
     assert replay_figures(then["samples"], LevelResult(concurrency=4, figures=kept)) == []
 
 
+def test_requests_that_began_after_the_steady_part_are_in_no_latency() -> None:
+    """Of those only the short ones have ended when the tail is over: the mean would be theirs."""
+    samples = steady(request(6.0), request(7.5))
+    assert figures(samples) == figures(steady(request(6.0))).model_copy(
+        update={name: getattr(figures(samples), name) for name in ("requests_ok", "usage_problems", "total_tok_s")}
+    )
+
+
 def test_an_open_loop_counts_from_the_intended_time_and_says_how_late_it_sent() -> None:
-    found = figures(steady(request(6.5, due_s=6.0), request(8.0, due_s=8.0)))
+    found = figures(steady(request(6.5, due_s=6.0), request(6.9, due_s=6.9)))
     assert found.ttft_ms["mean"] == pytest.approx(350.0)  # 600 and 100
     assert found.e2e_ms["mean"] == pytest.approx(1250.0)
     assert found.send_late_ms["mean"] == pytest.approx(250.0)

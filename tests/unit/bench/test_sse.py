@@ -173,3 +173,69 @@ def test_a_chunk_without_a_size_is_refused(chunk: bytes) -> None:
 def test_a_server_of_http_1_0_closes_unless_it_says_otherwise() -> None:
     answer, _ = parse([b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"])
     assert (answer.reusable, answer.body) == (False, b"{}")
+
+
+KINDS = ("completions", "chat", "thinking")
+
+
+def token(kind: str, text: str, padding: int = 0) -> bytes:
+    """One chunk with one event, as servers send them."""
+    choice: dict[str, object] = {"index": 0, "finish_reason": None}
+    match kind:
+        case "completions":
+            choice["text"] = text
+        case "chat":
+            choice["delta"] = {"role": None, "content": text}
+        case _:
+            choice["delta"] = {"content": "", "reasoning_content": text}
+    event = b"data: " + json.dumps({"id": "x" * padding, "choices": [choice]}, separators=(",", ":")).encode() + b"\n\n"
+    return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+def between_chunks() -> Answer:
+    answer = Answer()
+    answer.feed(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + token("completions", "a"))
+    return answer
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat"])
+def test_one_token_is_known_at_every_size_by_the_short_cut_as_by_the_long_way(kind: str) -> None:
+    for padding in range(4200):
+        data = token(kind, "b", padding)
+        short, long = between_chunks(), between_chunks()
+        events = long.feed(data)
+        assert [has_text(event) for event in events] == [True]
+        assert short.is_one_token(data) is (len(data) < 4096), len(data)
+        assert short.leading_tokens(data)[1] == (len(data) if len(data) < 4096 else 0)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(KINDS), st.text('ab"\\\n', max_size=4), st.integers(0, 300)), max_size=12),
+    st.lists(st.integers(0, 6000), max_size=8),
+)
+def test_many_tokens_in_a_read_are_counted_and_heard_as_one_by_one(
+    tokens: list[tuple[str, str, int]], reads: list[int]
+) -> None:
+    body = b"".join(token(*t) for t in tokens) + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+    stream = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+    connection, record = Connection(array("d")), Record(sent=0.0, heard=[])
+    connection._record, connection._add, connection._heard = record, record.times.append, record.heard
+    connection._wind_up = lambda *_: None  # type: ignore[method-assign]
+    for number, piece in enumerate([stream, *cut(body, reads)]):
+        connection.received(piece, float(number), float(number))
+    with_text = [text for _, text, _ in tokens if text]
+    assert len(record.times) == len(with_text)
+    assert record.text() == "".join(text for kind, text, _ in tokens if kind != "thinking")
+    assert list(record.times) == sorted(record.times)
+    assert connection._answer.complete
+    assert connection._answer.reusable
+
+
+def test_what_follows_the_tokens_in_a_read_is_not_taken_for_one() -> None:
+    data = token("completions", "b") * 3
+    for more in (b"5\r\n: hi\n\r\n", token("completions", ""), token("completions", "c")[:-3], b"0\r\n\r\n"):
+        events, used = between_chunks().leading_tokens(data + more)
+        assert (len(events), used) == (3, len(data))
+    two_in_a_chunk = b'data: {"text":"b"}\n\ndata: {"text":"c"}\n\n'
+    assert between_chunks().leading_tokens(b"%x\r\n%b\r\n" % (len(two_in_a_chunk), two_in_a_chunk)) == ([], 0)
+    assert Answer().leading_tokens(data) == ([], 0), "before a head nothing is a token"

@@ -1,0 +1,154 @@
+"""Hot sockets are read at once and never after they were dropped, and asyncio's own business goes on beside them."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from autotuner.bench.hotloop import HotLoop, unwatch, watch
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    with asyncio.Runner(loop_factory=HotLoop) as runner:
+        return runner.run(asyncio.wait_for(work, 5))
+
+
+@pytest.fixture
+def pairs() -> Iterator[list[tuple[socket.socket, socket.socket]]]:
+    made = [socket.socketpair() for _ in range(3)]
+    for pair in made:
+        pair[0].setblocking(False)
+    yield made
+    for pair in made:
+        for end in pair:
+            end.close()
+
+
+def test_a_reader_is_called_while_the_loop_sleeps_and_wakes_it_only_if_it_says_so(
+    pairs: list[tuple[socket.socket, socket.socket]],
+) -> None:
+    async def work() -> None:
+        heard, woken = [], asyncio.Event()
+        ours, theirs = pairs[0]
+
+        def reader(_: float) -> bool:
+            heard.append(ours.recv(100))
+            if heard[-1] == b"last":
+                woken.set()
+            return heard[-1] == b"last"
+
+        watch(ours.fileno(), reader)
+        theirs.send(b"first")
+        await asyncio.sleep(0.05)
+        assert heard == [b"first"]
+        theirs.send(b"last")
+        await woken.wait()
+        unwatch(ours.fileno())
+        theirs.send(b"more")
+        await asyncio.sleep(0.02)
+        assert heard == [b"first", b"last"]
+
+    run(work())
+
+
+def test_a_reader_that_another_dropped_in_the_same_batch_is_not_called(
+    pairs: list[tuple[socket.socket, socket.socket]],
+) -> None:
+    async def work() -> None:
+        called: list[int] = []
+
+        def reader(mine: int) -> Any:
+            def read(_: float) -> bool:
+                called.append(mine)
+                for ours, _theirs in pairs:
+                    unwatch(ours.fileno())
+                return True
+
+            return read
+
+        for number, (ours, theirs) in enumerate(pairs):
+            watch(ours.fileno(), reader(number))
+            theirs.send(b"x")  # all are ready before the loop looks again
+        await asyncio.sleep(0.02)
+        assert len(called) == 1
+
+    run(work())
+
+
+def test_a_number_that_a_new_socket_got_belongs_to_the_new_socket() -> None:
+    async def work() -> None:
+        heard: list[str] = []
+        one, other = socket.socketpair()
+        number = one.fileno()
+        watch(number, lambda _: bool(heard.append("old")))
+        unwatch(number)
+        one.close()
+        other.close()
+        again, peer = socket.socketpair()
+        assert number in {again.fileno(), peer.fileno()}
+        mine, theirs = (again, peer) if again.fileno() == number else (peer, again)
+        watch(number, lambda _: bool(heard.append(mine.recv(9).decode())))
+        theirs.send(b"new")
+        await asyncio.sleep(0.02)
+        unwatch(number)
+        again.close()
+        peer.close()
+        assert heard == ["new"]
+
+    run(work())
+
+
+def test_timers_threads_pipes_and_processes_work_while_hot_sockets_are_busy(
+    pairs: list[tuple[socket.socket, socket.socket]],
+) -> None:
+    async def work() -> None:
+        ours, theirs = pairs[0]
+        theirs.setblocking(False)
+        watch(ours.fileno(), lambda _: bool(ours.recv(1)) and bool(theirs.send(b"x")) and False)  # ready for ever
+        theirs.send(b"x")
+        fired: list[str] = []
+        asyncio.get_running_loop().call_later(0.01, fired.append, "timer")
+        assert await asyncio.to_thread(lambda: 7) == 7
+        read, write = os.pipe()
+        asyncio.get_running_loop().add_reader(read, lambda: fired.append("pipe" if os.read(read, 1) else ""))
+        os.write(write, b"x")
+        await asyncio.sleep(0.05)
+        asyncio.get_running_loop().remove_reader(read)
+        os.close(read)
+        os.close(write)
+        process = await asyncio.create_subprocess_exec("true")
+        assert await process.wait() == 0
+        unwatch(ours.fileno())
+        assert sorted(fired) == ["pipe", "timer"]
+
+    run(work())
+
+
+@pytest.mark.parametrize("precise", [False, True])
+def test_no_wait_ends_before_its_time(precise: bool) -> None:
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, HotLoop)
+        loop.hot.precise = precise
+        for seconds in (0.0, 0.0003, 0.0017, 0.02):
+            began = loop.time()
+            await asyncio.sleep(seconds)
+            assert loop.time() - began >= seconds - 1e-6
+
+    run(work())
+
+
+def test_on_any_other_loop_sockets_are_read_too(pairs: list[tuple[socket.socket, socket.socket]]) -> None:
+    async def work() -> None:
+        heard: list[bytes] = []
+        ours, theirs = pairs[0]
+        watch(ours.fileno(), lambda _: bool(heard.append(ours.recv(9))))
+        theirs.send(b"x")
+        await asyncio.sleep(0.02)
+        unwatch(ours.fileno())
+        assert heard == [b"x"]
+
+    asyncio.run(work())
