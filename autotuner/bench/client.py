@@ -7,6 +7,7 @@ ones were answered. Where it was itself the limit shows in what it returns: its 
 import asyncio
 import contextlib
 from array import array
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from itertools import islice
 from typing import Any, Literal
@@ -75,6 +76,8 @@ class LevelRun:
         self._meter = Meter()
         self._lag: array[float] = array("d")
         self._live: dict[Record, Connection | None] = {}
+        self._ended: deque[Record] = deque()  # over, and to be packed when there is time: their streams go on first
+        self._has_ended = asyncio.Event()
         self._idle: list[Connection] = []
         self._good = self._failed = self._ended_before = self._told = 0
         self._cold = self._streams if self._benchmark.warmup_requests else 0  # streams not yet warm
@@ -106,6 +109,7 @@ class LevelRun:
             self._watch_lag(),
             self._report(),
             self._pool.keep_full(),
+            self._pack_ended(),
         ]
         running = [asyncio.create_task(job) for job in jobs]
         running += [asyncio.create_task(job) for job in load]
@@ -361,13 +365,25 @@ class LevelRun:
             self.details.setdefault(record.error, record.detail)
         else:
             self._good += 1
-        self._meter.archive(record, self._zero)
+        self._ended.append(record)
+        self._has_ended.set()
         self._change.set()
+
+    async def _pack_ended(self) -> None:
+        """Pack what has ended, one a turn of the loop: when many end together, all have their next request out before."""
+        while True:
+            await self._has_ended.wait()
+            self._has_ended.clear()
+            while self._ended:
+                self._meter.archive(self._ended.popleft(), self._zero)
+                await asyncio.sleep(0)
 
     def _cut(self) -> LevelSamples:
         """Abort what is in flight, keep its records, marked, and return the samples of all."""
         now = monotonic_s()
         self._used_to = used() if self._meter.steady_to is None else self._used_to
+        while self._ended:
+            self._meter.archive(self._ended.popleft(), self._zero)
         for record, connection in self._live.items():
             if connection is not None and connection.unanswered:
                 record.end, record.error = None, ""  # it was about to go out once more
@@ -407,7 +423,7 @@ class LevelRun:
     def tell(self) -> None:
         """Say how far the load is."""
         now, spent = monotonic_s(), used()
-        total = self._meter.events + sum(len(record.times) for record in self._live)
+        total = self._meter.events + sum(len(r.times) for records in (self._live, self._ended) for r in records)
         events, self._told = total - self._told, total
         busy = spent.since(self._used_told, now - self._told_at).busy
         self._told_at, self._used_told = now, spent

@@ -11,12 +11,17 @@ import selectors
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autotuner.edge.clock import monotonic_s
+from autotuner.edge.clock import monotonic_s, pause
 
 Reader = Callable[[float], bool]  # given the time at which epoll returned, read; tell whether the loop is to run now
 
 _PRECISE_BELOW_S = 0.05  # epoll waits in whole milliseconds; shorter waits than this are worth a second system call
 _EVENTS_MAX = 4096
+GATHER_S = 0.0005  # a request that ends may wait so long for its reader: half of it on average, which is said as lateness
+_MANY_PER_S = 4000  # below this rate of events single wake-ups are cheap enough
+_TOO_MANY_PER_S = 40_000  # above it wake-ups bring many events by themselves, and there is no time to lose
+_LOOK_EVENTS = 256
+_BATCH_ENOUGH = 16  # events a wake-up brings by itself at high rates
 
 
 class HotSelector(selectors.BaseSelector):
@@ -28,6 +33,10 @@ class HotSelector(selectors.BaseSelector):
         self._epoll.register(self._slow.fileno(), select.EPOLLIN)
         self._readers: dict[int, Reader] = {self._slow.fileno(): lambda _: True}
         self.precise = False  # wait to the microsecond, as an open loop must that sends on time
+        self.gather = False  # readers know from the kernel when bytes came, so that reading them a moment later costs no truth
+        self._events = 0
+        self._events_since = monotonic_s()
+        self._many = False
 
     def add_hot(self, fd: int, reader: Reader) -> None:
         """Call `reader` whenever `fd` can be read or has ended."""
@@ -53,10 +62,22 @@ class HotSelector(selectors.BaseSelector):
                     wake = True
             if wake:
                 return self._slow.select(0)
+            if self.gather:
+                self._gather(len(ready), now)
             if until is not None:
                 timeout = until - now
                 if timeout <= 0:
                     return []
+
+    def _gather(self, events: int, now: float) -> None:
+        """Where many small batches come, let the next one grow: a wake-up costs more than the few events that it brings."""
+        self._events += events
+        if self._events >= _LOOK_EVENTS:
+            rate = self._events / max(1e-9, now - self._events_since)
+            self._many = _MANY_PER_S < rate < _TOO_MANY_PER_S
+            self._events, self._events_since = 0, now
+        if self._many and 0 < events < _BATCH_ENOUGH:
+            pause(GATHER_S)
 
     def _poll(self, timeout: float | None, poll: Callable[..., list[tuple[int, int]]]) -> list[tuple[int, int]]:
         if timeout is None:
@@ -112,3 +133,10 @@ def unwatch(fd: int) -> None:
         loop.hot.remove_hot(fd)
     else:
         loop.remove_reader(fd)
+
+
+def reads_are_stamped() -> None:
+    """Say that the kernel's times come with what is read, so that reads need not be prompt to be true."""
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, HotLoop):
+        loop.hot.gather = True

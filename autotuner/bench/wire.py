@@ -14,7 +14,7 @@ import termios
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-from autotuner.bench.hotloop import unwatch, watch
+from autotuner.bench.hotloop import reads_are_stamped, unwatch, watch
 from autotuner.edge.clock import monotonic_s, realtime_ahead_s
 
 READ_BYTES = 16_384  # larger ones leave holes in the heap: a flood of merged events then took 100 MB more
@@ -116,7 +116,9 @@ class PlainWire:
             seconds, nanoseconds = _STAMP.unpack(ancillary[0][2])
             stamp = seconds - self._ahead.s + nanoseconds * 1e-9
             if last <= stamp < now + _LATER_S:
-                self.stamped = True
+                if not self.stamped:
+                    self.stamped = True
+                    reads_are_stamped()
                 at = stamp
             elif last - _BEFORE_S < stamp < last:
                 at = last
