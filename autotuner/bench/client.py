@@ -15,17 +15,16 @@ from typing import Any, Literal
 from autotuner.bench.arrivals import arrivals
 from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.bench.busy import used
-from autotuner.bench.connection import Connection, connect_error
+from autotuner.bench.connection import Connection
+from autotuner.bench.dialing import Dialer
 from autotuner.bench.hotloop import HotLoop
 from autotuner.bench.measurement import BIN_S, LevelSamples, Progress
 from autotuner.bench.meter import Meter, Record, quantiles_ms
 from autotuner.bench.pool import Pool, Prepared
 from autotuner.bench.target import Target
-from autotuner.bench.wire import Address, Ahead, open_wire
 from autotuner.bench.workload import Workload
 from autotuner.edge.clock import monotonic_s
 
-CONNECT_TIMEOUT_S = 10.0
 PROGRESS_S = 0.5
 LAG_PROBE_S = 0.02
 WARMUP_LEAST_S = 60.0  # warm-up may last this long or four times the measured part, whichever is longer
@@ -64,7 +63,6 @@ class LevelRun:
         shard: tuple[int, int] = (0, 1),
         begin: Begin = at_once,
     ) -> None:
-        self._target = target
         self._workload = workload
         self._benchmark: Benchmark = workload.benchmark
         self._level = level
@@ -87,11 +85,10 @@ class LevelRun:
         self._phase: Literal["warm-up", "steady", "tail"] = "warm-up"
         self._waits: float | None = None  # how busy the warm-up was, while we wait to be told to begin
         self._next_due = float("inf")  # of an open loop's next request
-        self._addresses: list[Address] = []
         self._zero = 0.0
         self._stopping = self._finishing = False
         self._change = asyncio.Event()
-        self._ahead = Ahead()
+        self._dialer = Dialer(target, self._meter.read_delays, self._benchmark.request_timeout_s)
         self._pool = Pool(target, workload, self._shard, self._shards)
         self.details: dict[str, str] = {}
 
@@ -134,8 +131,7 @@ class LevelRun:
     async def _prepare(self) -> None:
         if not self._closed or self._streams:
             await self._pool.fill(self._streams or max(4, round(POOL_AHEAD_S * self._level / self._shards)))
-        with contextlib.suppress(OSError):  # each request will try again, and have it named
-            self._addresses = await self._target.addresses()
+        await self._dialer.look_up()
         await self._open_spares()
 
     def _part(self, whole: int) -> int:
@@ -306,7 +302,7 @@ class LevelRun:
         if self._closed:
             return
         for _ in range(min(SPARE_MAX, max(4, round(self._level)))):
-            spare = await self._connect(Record(sent=monotonic_s()))
+            spare = await self._dialer.connect(Record(sent=monotonic_s()))
             if spare is None:
                 return  # the load itself will say why
             self._idle.append(spare)
@@ -326,7 +322,7 @@ class LevelRun:
             if connection is not None and not connection.usable:
                 connection.drop()
                 connection = None
-            connection = connection or await self._connect(record)
+            connection = connection or await self._dialer.connect(record)
             if connection is None:
                 break
             self._live[record] = connection
@@ -339,21 +335,6 @@ class LevelRun:
         self._meter.stamped |= connection is not None and connection.wire is not None and connection.wire.stamped
         self._note(record, before, began)
         return record, connection
-
-    async def _connect(self, record: Record) -> Connection | None:
-        """Open a connection; where that fails, say why in the record and return None."""
-        made = Connection(self._meter.read_delays)
-        try:
-            async with asyncio.timeout(min(CONNECT_TIMEOUT_S, self._benchmark.request_timeout_s)):
-                self._addresses = self._addresses or await self._target.addresses()
-                made.wire = await open_wire(
-                    self._addresses, self._target.tls, self._target.host, self._ahead, made.received, made.lost
-                )
-        except OSError as error:  # TimeoutError and ssl.SSLError are such
-            record.error, record.detail = connect_error(error), str(error)
-            record.end = monotonic_s()
-            return None
-        return made
 
     def _note(self, record: Record, before: Record | None, began: float) -> None:
         """A request is over; `began` is when it was taken up. What connecting took from then on is not ours to answer for."""
@@ -401,14 +382,14 @@ class LevelRun:
         while True:
             due = monotonic_s() + LAG_PROBE_S
             await asyncio.sleep(LAG_PROBE_S)
-            self._ahead.check()
+            self._dialer.ahead.check()
             if self._meter.is_steady(due):
                 self._lag.append(max(0.0, monotonic_s() - due))
 
     async def _report(self) -> None:
         while True:
             await asyncio.sleep(PROGRESS_S)
-            self._ahead.refresh()
+            self._dialer.ahead.refresh()
             if self._meter.is_steady(monotonic_s()):
                 looked_into = islice(self._live.values(), LOOKED_INTO_MAX)
                 self._unread = max(self._unread, sum(c.unread_bytes for c in looked_into if c is not None))

@@ -5,8 +5,6 @@ An event's time is when the kernel received it, as the wire says.
 
 import asyncio
 import json
-import socket
-import ssl
 from array import array
 from collections.abc import Callable
 
@@ -39,6 +37,7 @@ class Connection:
         self._heard: list[bytes] | None = None
         self._reads = 0
         self._answer = Answer()
+        self._is_one_token = self._answer.is_one_token  # False for whatever comes before an answer or after it
         self._future: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._done = False  # [DONE] came
@@ -66,6 +65,7 @@ class Connection:
             raise RuntimeError("asked before the connection was made")
         loop = asyncio.get_running_loop()
         self._answer, self._done, self._final, self._latest, self._usage = Answer(), False, False, b"", b""
+        self._is_one_token = self._answer.is_one_token
         self._record, self._future, self.unanswered = record, loop.create_future(), False
         self._add, self._heard = record.times.append, record.heard
         self._timer = loop.call_later(timeout_s, self._expire)
@@ -89,16 +89,16 @@ class Connection:
 
         Returns whether that ended a request, so that somebody waits to go on.
         """
-        if self._record is not None and self._answer.is_one_token(data):
-            self._latest = data
-            self._add(at)
-            self._reads += 1
-            if not self._reads % DELAY_EVERY:
-                self._read_delays.append(now - at)
-            if self._heard is not None:
-                self._heard.append(data)
-            return False
-        return self._received_else(data, at, now)
+        if not self._is_one_token(data):
+            return self._received_else(data, at, now)
+        self._latest = data
+        self._add(at)
+        self._reads = reads = self._reads + 1
+        if not reads % DELAY_EVERY:
+            self._read_delays.append(now - at)
+        if self._heard is not None:
+            self._heard.append(data)
+        return False
 
     def _received_else(self, data: bytes, at: float, now: float) -> bool:
         record, answer = self._record, self._answer
@@ -216,23 +216,6 @@ class Connection:
 
 def _nothing_asked(at: float) -> None:
     raise RuntimeError(f"an event at {at} that nothing was asked for")
-
-
-def connect_error(error: OSError) -> str:
-    """Given why a connection could not be made, return its name."""
-    match error:
-        case ConnectionRefusedError():
-            return CONNECT_REFUSED
-        case ConnectionResetError():
-            return CONNECTION_RESET
-        case TimeoutError():
-            return TIMEOUT
-        case socket.gaierror():
-            return "host not found"
-        case ssl.SSLError():
-            return "TLS failed"
-        case _:
-            return "connect failed"
 
 
 def error_message(body: bytes) -> str | None:

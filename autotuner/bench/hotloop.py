@@ -17,7 +17,9 @@ Reader = Callable[[float], bool]  # given the time at which epoll returned, read
 
 _PRECISE_BELOW_S = 0.05  # epoll waits in whole milliseconds; shorter waits than this are worth a second system call
 _EVENTS_MAX = 4096
-GATHER_S = 0.0005  # a request that ends may wait so long for its reader: half of it on average, which is said as lateness
+GATHER_S = (
+    0.0005  # a request that ends may wait so long for its reader: half of it on average, which is said as lateness
+)
 _MANY_PER_S = 4000  # below this rate of events single wake-ups are cheap enough
 _TOO_MANY_PER_S = 40_000  # above it wake-ups bring many events by themselves, and there is no time to lose
 _LOOK_EVENTS = 256
@@ -33,7 +35,9 @@ class HotSelector(selectors.BaseSelector):
         self._epoll.register(self._slow.fileno(), select.EPOLLIN)
         self._readers: dict[int, Reader] = {self._slow.fileno(): lambda _: True}
         self.precise = False  # wait to the microsecond, as an open loop must that sends on time
-        self.gather = False  # readers know from the kernel when bytes came, so that reading them a moment later costs no truth
+        self.gather = (
+            False  # readers know from the kernel when bytes came, so that reading them a moment later costs no truth
+        )
         self._events = 0
         self._events_since = monotonic_s()
         self._many = False

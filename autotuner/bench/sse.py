@@ -127,13 +127,12 @@ class Answer:
             not self._between
             or size >= _OPENINGS_MAX
             or not data.startswith(_OPENINGS[size])  # a chunk of just this size, which begins with `data: {`
-            or data.find(b"\n\n") != size - 4
-            or not data.endswith(b"\r\n")
+            or data.find(b"\n\n") != size - 4  # behind it comes the chunk's own line end
         ):
             return False
-        # The server's events look alike, so the key is where it was before.
-        if data.startswith(self._key, self._key_at):
-            return data[self._key_at + len(self._key)] != _QUOTE_BYTE
+        key, at = self._key, self._key_at
+        if data.startswith(key, at):  # the server's events look alike, so the key is where it was before
+            return data[at + len(key)] != _QUOTE_BYTE
         found = text_key(data)
         if found is None:
             return False

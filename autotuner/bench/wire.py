@@ -20,6 +20,7 @@ from autotuner.edge.clock import monotonic_s, realtime_ahead_s
 READ_BYTES = 16_384  # larger ones leave holes in the heap: a flood of merged events then took 100 MB more
 _SO_TIMESTAMPNS = 35  # asm-generic/socket.h; the socket module does not name it
 _STAMP = struct.Struct("@qq")  # struct timespec: seconds and nanoseconds
+_unpack = _STAMP.unpack
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_STAMP.size)
 # What a stamp may be off, since the two clocks are set side by side by hand, and how much later than epoll's return a read may
 # come that still takes what arrived meanwhile. A stamp beyond tells that the wall clock was set, and is not used.
@@ -113,7 +114,7 @@ class PlainWire:
             return True
         at, last = now, self._last
         if ancillary:
-            seconds, nanoseconds = _STAMP.unpack(ancillary[0][2])
+            seconds, nanoseconds = _unpack(ancillary[0][2])
             stamp = seconds - self._ahead.s + nanoseconds * 1e-9
             if last <= stamp < now + _LATER_S:
                 if not self.stamped:
