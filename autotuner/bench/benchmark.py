@@ -112,6 +112,12 @@ class Benchmark(BaseModel):
         return tuple(int(level) for level in self.levels) if self.load == "concurrency" else ()
 
     @property
+    def request_tokens(self) -> int:
+        """The tokens of the longest request with its answer: a conversation's last turn has all before it."""
+        new = self.prompt_tokens - self.prefix_tokens + self.output_tokens
+        return self.prompt_tokens + self.output_tokens + (self.turns - 1) * new
+
+    @property
     def hash(self) -> str:
         """16 hex digits that change with anything that would make two measurements incomparable."""
         said = self.model_dump(mode="json", exclude={"window_s"})

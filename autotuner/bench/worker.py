@@ -135,6 +135,8 @@ class _Level:
             processes = min(2 * processes, self._processes_max) if processes == 1 else processes
             samples = await self._together(processes)
             processes = min(2 * processes, self._processes_max)
+        # The load is over: a stop that comes now must not keep its samples from being written.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPERS)
         known = {"capacity_tok_s": order.capacity_tok_s, "prompts_said": order.words.said if order.words else ""}
         measured = samples.model_copy(update=known)
         if order.shards:

@@ -179,9 +179,3 @@ class Workload:
         if self._model:
             body["model"] = self._model
         return body
-
-
-def request_body(benchmark: Benchmark, level: Level, index: int, model: str | None) -> dict[str, Any]:
-    """Given a benchmark, a level and the number of a request, return its body as it is where nothing is known of a server."""
-    asked = Workload(benchmark, level, model).ask(index)
-    return asked.body if asked else {}

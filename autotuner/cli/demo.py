@@ -38,7 +38,7 @@ CUT_BYTES = 1 << 20
 @click.option("--stop", is_flag=True, help="Stop the server that an earlier demo left serving.")
 @click.pass_context
 def demo(ctx: click.Context, where: Path, stop: bool) -> None:
-    """Run a whole campaign on a real small server, here and now (3 to 4 minutes on 2 cores).
+    """Run a whole campaign on a real small server, here and now (about 5 minutes on 2 cores).
 
     Seven candidates are queued, measured and judged by a daemon of its own; at the end the best of them serves.
 

@@ -18,8 +18,6 @@ def requests_remarks(f: Figures) -> list[str]:
         found.append(
             "no usage: a token is an event here, so a server that sends several at once is faster than this says"
         )
-    if f.requests_retried:
-        found.append(f"{_requests(f.requests_retried)} went out twice: an idle connection was closed under them")
     if f.send_late_ms.get("p99", 0.0) > LATE_MS:
         found.append(
             f"requests went out {f.send_late_ms['p50']:.0f} ms (p50) and {f.send_late_ms['p99']:.0f} ms (p99) after their "
@@ -34,6 +32,8 @@ def level_remarks(f: Figures, benchmark: Benchmark) -> list[str]:
     found += requests_remarks(f)
     if f.client_note:
         found.append(f.client_note)
+    if f.requests_retried:
+        found.append(f"{_requests(f.requests_retried)} went out twice: an idle connection was closed under them")
     if f.drift_ratio is not None:
         found.append(f"the rate changed by {100 * f.drift_ratio:+.0f} % from the first third to the last")
     answered = f.answered_req_s

@@ -13,5 +13,6 @@ def test_the_shipped_example_verifies_and_tells_of_every_kind_of_end() -> None:
     words = {entry.title.split()[0] for entry in entries}
     assert {"promoted", "abandoned", "failed", "restored"} <= words
     text = "\n".join(entry.text for entry in entries)
-    assert "/below-break-even" in text.replace(" ", "")
+    assert "/drafter-broken" in text.replace(" ", "")
+    assert "- Speculation: concurrency 8: accept length" in text
     assert "error: invalid argument: --ubatch-sise" in text

@@ -45,3 +45,8 @@ def test_settings_that_make_no_sense_together_are_refused(table: dict[str, Any],
 
 def test_constant_arrivals_are_fine_at_a_rate() -> None:
     assert Benchmark(levels=(0.5,), load="request-rate", arrivals="constant", max_concurrency=64).levels == (0.5,)
+
+
+def test_a_conversation_is_as_long_as_its_last_turn_with_all_before_it() -> None:
+    assert Benchmark(prompt_tokens=100, output_tokens=20).request_tokens == 120
+    assert Benchmark(prompt_tokens=100, prefix_tokens=40, output_tokens=20, turns=3).request_tokens == 120 + 2 * 80

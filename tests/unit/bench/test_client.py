@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fakes.fake_openai import Behaviour, FakeOpenAI, Seen
+from unit.bench.asking import request_body
 
 from autotuner.bench import client
 from autotuner.bench.benchmark import Benchmark, Level
@@ -17,7 +18,7 @@ from autotuner.bench.client import LevelRun
 from autotuner.bench.hotloop import HotLoop
 from autotuner.bench.measurement import Figures, LevelSamples, Progress, figures
 from autotuner.bench.target import Target
-from autotuner.bench.workload import Workload, request_body
+from autotuner.bench.workload import Workload
 
 SHORT = Benchmark(levels=(1,), prompt_tokens=16, output_tokens=20, seconds=1.0, request_timeout_s=10.0)
 

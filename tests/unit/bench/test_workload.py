@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from unit.bench.asking import request_body
 
 from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.bench.records import Records, parse_records
 from autotuner.bench.words import WORDS, Words
-from autotuner.bench.workload import Ask, Workload, request_body
+from autotuner.bench.workload import Ask, Workload
 
 numbers = st.integers(0, 10_000)
 BOS, TEMPLATE = 1, 7

@@ -25,10 +25,14 @@ def test_failures_are_named_the_most_frequent_first() -> None:
 
 
 def test_counts_that_are_wrong_or_missing_are_said_by_name() -> None:
-    said = requests_remarks(figures(usage_problems={TOO_FEW: 1}, requests_retried=2, tokens_counted=False))
+    said = requests_remarks(figures(usage_problems={TOO_FEW: 1}, tokens_counted=False))
     assert said[0] == "1 request: fewer tokens than asked for, although ignore_eos"
     assert said[1].startswith("no usage: a token is an event here")
-    assert said[2].startswith("2 requests went out twice")
+
+
+def test_requests_that_went_out_twice_are_said_of_a_level_and_burden_no_entry() -> None:
+    assert level_remarks(figures(requests_retried=2), FRESH)[0].startswith("2 requests went out twice")
+    assert requests_remarks(figures(requests_retried=2)) == []
 
 
 def test_late_requests_are_said_with_how_late() -> None:
