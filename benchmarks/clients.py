@@ -14,7 +14,6 @@ import os
 import platform
 import signal
 import sys
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 
@@ -85,13 +84,9 @@ def heading(cores: list[int]) -> str:
     model = next(
         (x.partition(":")[2].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), "?"
     )
-    try:
-        loop = f"uvloop {version('uvloop')}"
-    except ImportError:
-        loop = "without uvloop"
     load = os.getloadavg()[0]
     return (
-        f"{model}, {len(cores)} cores, Linux {platform.release()}, Python {platform.python_version()}, {loop}; "
+        f"{model}, {len(cores)} cores, Linux {platform.release()}, Python {platform.python_version()}; "
         f"load average at the start {load:.1f}"
     )
 
