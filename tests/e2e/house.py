@@ -182,8 +182,10 @@ class House:
         found = []
         for pid in procfs.pids():
             if procfs.launch_id_of(pid) in known and procfs.start_ticks(pid) is not None:
-                with open(f"/proc/{pid}/cmdline", "rb") as f:
-                    command = f.read()
+                try:
+                    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+                except OSError:  # it ended while we looked
+                    continue
                 if b"shim.py" not in command and f"{self.port}".encode() in command:
                     found.append(pid)
         return found
