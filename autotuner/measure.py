@@ -24,9 +24,8 @@ from autotuner.core.policy import Facts, Fired, holding
 from autotuner.core.verdict import LevelReading, LevelResult, disagreement, too_late_best
 from autotuner.core.watching import LevelRules, server_ended
 from autotuner.edge import clock
-from autotuner.edge.foreign_load import ForeignLoad, load_for
+from autotuner.edge.foreign_load import load_for
 from autotuner.edge.host import ServerSeen
-from autotuner.edge.load import Load
 from autotuner.edge.machine import MachineWatch
 from autotuner.edge.probes import GENERATE_TIMEOUT_S, Probe
 from autotuner.edge.rows import Trial
@@ -190,7 +189,7 @@ class _Level:
             async for message in load.messages():
                 if isinstance(message, LevelSamples):
                     self._machine = machine.samples
-                    self.client_void = load.void if isinstance(load, ForeignLoad) else ""
+                    self.client_void = load.void
                     return message
                 if message.phase == "steady" and not self.gather.steady:
                     machine.begin()
@@ -200,7 +199,7 @@ class _Level:
                 await self._window(probe, message)
                 if self.rules.over:
                     load.stop()
-                elif self._over() and isinstance(load, Load):
+                elif self._over():
                     load.finish()
         return None
 

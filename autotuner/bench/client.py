@@ -168,9 +168,8 @@ class LevelRun:
         self._waits = None
         if start is None or self._stopping:
             return
-        self._meter.begin(
-            start
-        )  # before the wait: a request that ends while this waits late is counted from `start` on
+        # Before the wait: a request that ends while this waits late is counted from `start` on.
+        self._meter.begin(start)
         await self._until(lambda: False, start - monotonic_s())
         if monotonic_s() < start:
             self._meter.steady_from = None  # stopped before

@@ -12,10 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from autotuner.bench.measurement import LevelSamples, Progress
 from autotuner.bench.merge import merge
+from autotuner.bench.samples import LevelSamples, Progress, read_message
 from autotuner.edge.clock import monotonic_s, sleep
 
 BEGIN_IN_S = 0.2  # how far ahead the instant is at which all begin together
@@ -23,8 +21,6 @@ TELL_S = 0.5
 LINE_BYTES_MAX = 256 << 20
 
 _PHASES = ("warm-up", "steady", "tail")
-
-_MESSAGE: TypeAdapter[Progress | LevelSamples] = TypeAdapter(Progress | LevelSamples)
 
 
 @dataclass(eq=False)
@@ -103,7 +99,7 @@ class Conductor:
             return
         with contextlib.suppress(ValueError):  # a line that ends where its process was killed
             async for line in part.process.stdout:
-                message = _MESSAGE.validate_json(line)
+                message = read_message(line)
                 if isinstance(message, LevelSamples):
                     part.samples = message
                     break

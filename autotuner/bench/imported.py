@@ -4,19 +4,17 @@ Where a client tells when it sent each request, the level has a steady part as w
 request to the sending of the last request of all, after which streams fall idle. Where it does not, see `_placed`.
 """
 
-import base64
 import heapq
 import json
 import math
-import struct
-import zlib
 from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autotuner.bench.benchmark import Benchmark, Level, level_name
 from autotuner.bench.foreign import TITLES, Client, Order
 from autotuner.bench.measurement import BIN_S, LevelSamples, RequestSample
+from autotuner.bench.samples import GAP_US_MAX, pack_gaps
 from autotuner.bench.selfcheck import MERGED_RATIO_MAX
 from autotuner.core.redact import one_line
 from autotuner.core.statistics import quantile
@@ -99,29 +97,21 @@ def _vllm(text: str) -> _Run:
     found = json.loads(text)
     starts, queued = found.get("start_times"), found.get("queue_times")
     requests = []
-    for i, ttft in enumerate(found["ttfts"]):
-        error = _last_line(found["errors"][i])
-        tokens = found["output_lens"][i] or None
-        failed = bool(error) or not ttft
-        times = _times(ttft, found["itls"][i], tokens)
+    for i, request in enumerate(_columns(found)):
         sent = starts[i] if starts else None
-        requests.append(
-            _Request(
-                sent=sent,
-                due=sent - queued[i] if sent is not None and queued else None,
-                times=times,
-                end=None if failed else times[-1],
-                prompt=found["input_lens"][i],
-                tokens=None if failed else tokens,
-                error=error or ("no token" if failed else ""),
-            )
-        )
+        due = sent - queued[i] if sent is not None and queued else None
+        requests.append(request._replace(sent=sent, due=due))
     return _Run(requests, found.get("duration"))
 
 
 def _sglang(text: str) -> _Run:
     """`--output-details`: one line of JSON a run, the newest last, with a list for each column; no send times."""
     found = json.loads(text.strip().splitlines()[-1])
+    return _Run(_columns(found), found.get("duration"), found.get("total_output_tokens_retokenized"))
+
+
+def _columns(found: dict[str, Any]) -> list[_Request]:
+    """The requests of lists that vLLM and SGLang name alike; when each was sent is not among them."""
     requests = []
     for i, ttft in enumerate(found["ttfts"]):
         error = _last_line(found["errors"][i])
@@ -138,7 +128,7 @@ def _sglang(text: str) -> _Run:
                 error=error or ("no token" if failed else ""),
             )
         )
-    return _Run(requests, found.get("duration"), found.get("total_output_tokens_retokenized"))
+    return requests
 
 
 def _guidellm(text: str) -> _Run:
@@ -255,7 +245,7 @@ def _samples(
         requests=tuple(_sample(r) for r in requests),
         bins=_bins(moments, start, end, known=known) if steady else (),
         itl_ms=_quantiles_ms(inside) if told else {},
-        gaps=_packed([gap for _, gap in gaps]) if told else "",
+        gaps=pack_gaps([[min(GAP_US_MAX, round(1e6 * gap)) for _, gap in gaps]]) if told and gaps else "",
         merged_ratio=round(merged, 5),
     )
 
@@ -295,14 +285,6 @@ def _quantiles_ms(gaps: list[float]) -> dict[str, float]:
     found = {"mean": sum(ordered) / len(ordered)}
     found |= {name: quantile(ordered, q) for name, q in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))}
     return {name: round(value, 4) for name, value in found.items()}
-
-
-def _packed(gaps: list[float]) -> str:
-    """The gaps as LevelSamples keeps them: whole microseconds, 32 bit little endian, zlib, base64."""
-    if not gaps:
-        return ""
-    numbers = [min(2**32 - 1, round(1e6 * gap)) for gap in gaps]
-    return base64.b64encode(zlib.compress(struct.pack(f"<{len(numbers)}I", *numbers))).decode("ascii")
 
 
 def _merged(gaps: list[float]) -> float:

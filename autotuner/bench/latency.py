@@ -14,9 +14,8 @@ from typing import Any
 from autotuner.core.statistics import mean_interval, quantile, t95
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-BATCHES = (
-    20  # into so many stretches a series is cut for the bounds of its mean, where each then has two values or more
-)
+# Into so many stretches a series is cut for the bounds of its mean, where each then has two values or more.
+BATCHES = 20
 _TAIL = 0.025
 
 

@@ -1,9 +1,6 @@
 """The samples of several worker processes that carried one level together -> the samples of the level. Pure."""
 
-import base64
-import zlib
-
-from autotuner.bench.measurement import LevelSamples, RequestSample
+from autotuner.bench.samples import LevelSamples, RequestSample, pack_numbers, unpacked
 
 
 def merge(parts: list[LevelSamples]) -> LevelSamples:
@@ -29,7 +26,7 @@ def merge(parts: list[LevelSamples]) -> LevelSamples:
                 _shifted(request, shift) for part, shift in zip(parts, shifts, strict=True) for request in part.requests
             ),
             "bins": bins,
-            "gaps": pack(b"".join(unpack(part.gaps) for part in parts)),
+            "gaps": pack_numbers(b"".join(piece for part in parts for piece in unpacked(part.gaps))),
             "merged_ratio": max(part.merged_ratio for part in parts),
             "lag_p99_ms": max(part.lag_p99_ms for part in parts),
             "cpu_ratio": worst.cpu_ratio,
@@ -53,13 +50,3 @@ def _shifted(request: RequestSample, by_s: float) -> RequestSample:
 def _worst(tables: list[dict[str, float]]) -> dict[str, float]:
     names = {name for table in tables for name in table}
     return {name: max(table.get(name, 0.0) for table in tables) for name in sorted(names)}
-
-
-def unpack(gaps: str) -> bytes:
-    """Given LevelSamples.gaps, return its 32 bit numbers."""
-    return zlib.decompress(base64.b64decode(gaps)) if gaps else b""
-
-
-def pack(numbers: bytes) -> str:
-    """Given 32 bit numbers, return them as LevelSamples.gaps has them."""
-    return base64.b64encode(zlib.compress(numbers, 1)).decode()

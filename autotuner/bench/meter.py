@@ -11,12 +11,11 @@ from itertools import islice, pairwise
 from operator import sub
 from typing import Any
 
-from autotuner.bench.samples import BIG_ENDIAN, BIN_S, RequestSample
+from autotuner.bench.samples import BIG_ENDIAN, BIN_S, GAP_US_MAX, RequestSample
 from autotuner.core.statistics import quantile
 
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 DELAY_EVERY = 16  # of so many reads one has its delay kept: enough for a 99th percentile, and cheap
-_GAP_MAX = 0xFFFF_FFFF
 _ENCODED_MIN = 1 << 14
 
 
@@ -218,7 +217,7 @@ def _gaps(times: "array[float]", zero: float) -> bytes:
     try:
         gaps = array("I", map(sub, islice(us, 1, None), us))
     except OverflowError:  # more than an hour, or a clock that went back
-        gaps = array("I", (max(0, min(_GAP_MAX, b - a)) for a, b in pairwise(us)))
+        gaps = array("I", (max(0, min(GAP_US_MAX, b - a)) for a, b in pairwise(us)))
     if BIG_ENDIAN:
         gaps.byteswap()
     return gaps.tobytes()

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from autotuner.bench.benchmark import Level, LoadKind
 
+GAP_US_MAX = 0xFFFF_FFFF  # what a gap's 32 bits hold: more than an hour
 BIG_ENDIAN = array("H", [1]).tobytes() == b"\0\1"  # then numbers are swapped on their way in and out
 _PIECE = 1 << 14  # characters; whole groups of base64, so that each can be decoded by itself
 BIN_S = 0.1  # width of the bins in which the worker counts token events
@@ -141,10 +142,15 @@ class LevelSamples(Values):
 
 def pack_gaps(gaps_us: Iterable[Iterable[int]]) -> str:
     """Given each request's gaps in microseconds, return them as `LevelSamples.gaps` has them."""
-    packed = array("I", (gap for gaps in gaps_us for gap in gaps))
+    numbers = array("I", (gap for gaps in gaps_us for gap in gaps))
     if BIG_ENDIAN:
-        packed.byteswap()
-    return base64.b64encode(zlib.compress(packed.tobytes(), 6)).decode("ascii")
+        numbers.byteswap()
+    return pack_numbers(numbers.tobytes())
+
+
+def pack_numbers(numbers: bytes) -> str:
+    """Given gaps as 32 bit little-endian numbers, return them as `LevelSamples.gaps` has them."""
+    return base64.b64encode(zlib.compress(numbers, 1)).decode("ascii")
 
 
 def steady_gaps_us(samples: LevelSamples) -> tuple[Sequence[int], ...]:
@@ -174,12 +180,12 @@ def _gap_counts(requests: tuple[RequestSample, ...]) -> list[int]:
 
 def _length(gaps: str) -> int:
     """How many gaps there are, without holding them: a level has millions."""
-    return sum(map(len, _unpacked(gaps))) // 4
+    return sum(map(len, unpacked(gaps))) // 4
 
 
 def _microseconds(gaps: str) -> "memoryview[int]":
     numbers = bytearray()
-    for piece in _unpacked(gaps):
+    for piece in unpacked(gaps):
         numbers += piece
     if BIG_ENDIAN:
         swapped = array("I", bytes(numbers))
@@ -188,8 +194,10 @@ def _microseconds(gaps: str) -> "memoryview[int]":
     return memoryview(numbers).cast("I")
 
 
-def _unpacked(gaps: str) -> Iterator[bytes]:
+def unpacked(gaps: str) -> Iterator[bytes]:
     """Yield the packed numbers in pieces; raise ValueError where they cannot be read or end within a number."""
+    if not gaps:
+        return
     unpacker, length = zlib.decompressobj(), 0
     try:
         for at in range(0, len(gaps), _PIECE):
@@ -200,3 +208,11 @@ def _unpacked(gaps: str) -> Iterator[bytes]:
         raise ValueError(f"gaps cannot be read: {error}") from None
     if length % 4 or not unpacker.eof:
         raise ValueError("gaps cannot be read: they are cut short")
+
+
+_MESSAGE: TypeAdapter[Progress | LevelSamples] = TypeAdapter(Progress | LevelSamples)
+
+
+def read_message(line: bytes) -> Progress | LevelSamples:
+    """Given a line of a worker, return what it says. Raise ValidationError, a ValueError, for anything else."""
+    return _MESSAGE.validate_json(line)

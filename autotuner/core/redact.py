@@ -69,11 +69,6 @@ def redact_argv(argv: tuple[str, ...], values: frozenset[str] = frozenset()) -> 
     return tuple(shown)
 
 
-def redact_env(env: dict[str, str], values: frozenset[str] = frozenset()) -> dict[str, str]:
-    """Given an environment, return it with the values of secret variables hidden."""
-    return {n: HIDDEN if names_secret(n) else redact_text(v, values) for n, v in env.items()}
-
-
 def plain(text: str, limit: int = 4096) -> str:
     """Given untrusted text, return it without terminal escapes, control or direction marks, cut to `limit` characters.
 

@@ -115,11 +115,6 @@ def degraded_entry(slot: str, names: tuple[str, ...], diagnosis: Diagnosis | Non
     )
 
 
-def note_entry(slot: str, title: str, sentence: str, bullets: tuple[tuple[str, str], ...] = ()) -> Draft:
-    """Given something that was decided without a trial, return its entry."""
-    return Draft(slot=slot, title=title, sentence=sentence, bullets=bullets)
-
-
 def duration(seconds: float | None) -> str:
     """Given seconds, return them as people say them: `0.8 s`, `94 s`, `6 min 12 s`, `2 h 5 min`."""
     if seconds is None:

@@ -14,11 +14,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from autotuner.bench import worker
 from autotuner.bench.benchmark import Benchmark
-from autotuner.bench.samples import LevelSamples, Progress
+from autotuner.bench.samples import LevelSamples, read_message
 from autotuner.edge.files import write_atomically
 
 # 64 streams of 20,000 tok/s together: enough to be measured well, and far from what one process can take.
@@ -26,8 +24,6 @@ TTFT_MS, ITL_MS, CONCURRENCY = 10.0, 3.2, 64
 BENCHMARK = Benchmark(levels=(CONCURRENCY,), prompt_tokens=16, output_tokens=256, seconds=1.0, warmup_requests=0)
 LIMIT_S = 15.0
 LINE_BYTES_MAX = 64 << 20
-
-_MESSAGE: TypeAdapter[Progress | LevelSamples] = TypeAdapter(Progress | LevelSamples)
 
 
 async def capacity_tok_s(cache: Path | None) -> float | None:
@@ -62,7 +58,7 @@ async def _measure() -> float | None:
             return None
         client.stdin.write(json.dumps({**order, "concurrency": CONCURRENCY}).encode() + b"\n")
         while True:
-            message = _MESSAGE.validate_json(await _line(client))
+            message = read_message(await _line(client))
             if isinstance(message, LevelSamples):
                 return _capacity(message)
     finally:

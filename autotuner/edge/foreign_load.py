@@ -110,6 +110,10 @@ class ForeignLoad:
         """End the level now; the client keeps nothing of it."""
         self._stop("was stopped early")
 
+    def finish(self) -> None:
+        """End the level now: such a client has no steady part that could end before its requests do."""
+        self.stop()
+
     def _stop(self, why: str) -> None:
         self._stopped = self._stopped or why
         if self._process is not None and self._process.returncode is None:

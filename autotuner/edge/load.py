@@ -8,19 +8,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from autotuner.bench import worker
 from autotuner.bench.benchmark import Benchmark, Level
-from autotuner.bench.measurement import LevelSamples, Progress
+from autotuner.bench.samples import LevelSamples, Progress, read_message
 from autotuner.edge.calibration import capacity_tok_s
 from autotuner.edge.tokenizer import words_for
 from autotuner.errors import HostError
 
 PROCESSES_MAX = 16
 LINE_BYTES_MAX = 256 << 20  # the samples of a level come as one line
-
-_MESSAGE: TypeAdapter[Progress | LevelSamples] = TypeAdapter(Progress | LevelSamples)
 
 
 class Load:
@@ -48,6 +46,7 @@ class Load:
             "api_key": api_key,
             "processes_max": processes_max or usual_processes_max(),
         }
+        self.void = ""  # what our own client has to say against a level is in its samples
         self._benchmark = benchmark
         self._cache = cache
         self._process: asyncio.subprocess.Process | None = None
@@ -90,7 +89,7 @@ class Load:
             raise HostError("the benchmark worker was not started")
         async for line in self._process.stdout:
             try:
-                message = _MESSAGE.validate_json(line)
+                message = read_message(line)
             except ValidationError as error:
                 raise HostError(f"the benchmark worker said something unknown: {error.errors()[0]['msg']}") from None
             yield message

@@ -4,13 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from unit.core.building import figures, fired, level
+from unit.told import ToldSlot
 
 from autotuner import confirming, measure, outcome
 from autotuner.bench.benchmark import Benchmark
-from autotuner.cli import main
-from autotuner.context import SlotContext
 from autotuner.core.candidate import Candidate, Launch
 from autotuner.core.decide import RunLevel
 from autotuner.core.policy import built_in
@@ -18,7 +16,6 @@ from autotuner.core.replay import replay
 from autotuner.core.state import LaunchState, Purpose, TrialState, Verdict
 from autotuner.core.verdict import Judgement, next_level
 from autotuner.edge.rows import LaunchRow, Trial
-from autotuner.edge.store import Store
 from autotuner.settings import Settings
 
 AT = "2026-11-29 15:02:14Z"
@@ -26,29 +23,22 @@ BENCHMARK = Benchmark(levels=(1, 8))
 SLOT = "kimi"
 
 
-class House:
+class House(ToldSlot):
     """A slot whose trials are measured by being told their rates."""
 
     def __init__(self, folder: Path, **tables: Any) -> None:
-        self.settings_file = folder / "autotuner.toml"
+        file = folder / "autotuner.toml"
         text = "state_dir = 'state'\n[slots.kimi]\nport = 8000\n"
         for name, table in tables.items():
             text += f"[{name}]\n" + "\n".join(f"{key} = {value}" for key, value in table.items()) + "\n"
-        self.settings_file.write_text(text)
+        file.write_text(text)
         settings = Settings.model_validate({"state_dir": folder / "state", "slots": {SLOT: {"port": 8000}}, **tables})
-        self.store = Store(folder / "state" / "state.db")
-        self.ctx = SlotContext(SLOT, settings, (), self.store, host=None)  # type: ignore[arg-type]
+        super().__init__(SLOT, file, settings)
 
     def enqueue(self, name: str, **more: Any) -> int:
         made = Candidate(name=name, engine="llamacpp", launch=Launch(model="m", args={"alias": name}))
         self.store.put_candidate(made, "", f"{name}.toml")
         return self.store.add_trial(SLOT, made, ("chat", BENCHMARK), AT, **more)
-
-    def begin(self) -> Trial:
-        """Take the next trial of the queue in hand."""
-        trial = self.store.queue(SLOT)[0]
-        outcome.begin_trial(self.ctx, trial.id)
-        return self.store.trial(trial.id)
 
     def measure(self, trial: Trial, rate: float, **more: Any) -> list[int]:
         """Measure whatever levels the trial asks for; return them."""
@@ -76,14 +66,6 @@ class House:
     def best(self) -> tuple[str, int]:
         _, name, trial = self.store.ladder(SLOT)[0]
         return name, trial
-
-    def last_entry(self) -> str:
-        return self.store.entries_after(0)[-1].text
-
-    def cli(self, *words: str) -> str:
-        ran = CliRunner().invoke(main, ["-s", str(self.settings_file), *words])
-        assert ran.exit_code == 0, ran.output
-        return ran.output
 
 
 @pytest.fixture

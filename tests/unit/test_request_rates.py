@@ -5,15 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from pydantic import ValidationError
 from unit.core.building import figures, fired, level
+from unit.told import ToldSlot
 
 from autotuner import measure, outcome
 from autotuner.bench.benchmark import Benchmark
 from autotuner.bench.measurement import GoodputLimits, Progress
-from autotuner.cli import main
-from autotuner.context import SlotContext
 from autotuner.core.candidate import Candidate, Launch
 from autotuner.core.decide import RunLevel
 from autotuner.core.facts import level_facts, server_facts
@@ -23,8 +21,7 @@ from autotuner.core.recorded import BenchmarkUsed
 from autotuner.core.state import LaunchState, Purpose, Verdict
 from autotuner.core.verdict import Judgement, LevelResult, next_level
 from autotuner.core.watching import LevelRules
-from autotuner.edge.rows import LaunchRow, Trial
-from autotuner.edge.store import Store
+from autotuner.edge.rows import LaunchRow
 from autotuner.engines.base import Window
 from autotuner.errors import NotFound
 from autotuner.settings import load_settings, policies_in
@@ -53,25 +50,18 @@ def at_rate(rate: float, good: float, tok_s: float = 300.0, **more: Any) -> Leve
     return level(rate, tok_s, 1.0, load="request-rate", running=6.0, **known, **more)
 
 
-class House:
+class House(ToldSlot):
     """A slot whose trials are measured by being told their figures."""
 
     def __init__(self, folder: Path, text: str = SETTINGS) -> None:
-        self.file = folder / "autotuner.toml"
-        self.file.write_text(text)
-        self.settings = load_settings(self.file)
-        self.store = Store(self.settings.database)
-        self.ctx = SlotContext(SLOT, self.settings, (), self.store, host=None)  # type: ignore[arg-type]
+        file = folder / "autotuner.toml"
+        file.write_text(text)
+        super().__init__(SLOT, file, load_settings(file))
 
     def enqueue(self, name: str, benchmark: Benchmark | None = None) -> int:
         made = Candidate(name=name, engine="llamacpp", launch=Launch(model="m", args={"alias": name}))
         self.store.put_candidate(made, "", f"{name}.toml")
         return self.store.add_trial(SLOT, made, ("live", benchmark or self.settings.benchmarks["live"]), AT)
-
-    def begin(self) -> Trial:
-        trial = self.store.queue(SLOT)[0]
-        outcome.begin_trial(self.ctx, trial.id)
-        return self.store.trial(trial.id)
 
     def work(self, good: float, **more: Any) -> Judgement:
         """Work the next trial to its verdict, good at 2.5 req/s as told, and with every request at 0.5."""
@@ -79,14 +69,6 @@ class House:
         while (at := next_level(outcome.trial_so_far(self.ctx, self.store.trial(trial.id)))) is not None:
             self.store.put_result(trial.id, at_rate(at, good if at == 2.5 else at, **more), {})
         return outcome.conclude(self.ctx, trial.id)
-
-    def last_entry(self) -> str:
-        return self.store.entries_after(0)[-1].text
-
-    def cli(self, *words: str) -> str:
-        ran = CliRunner().invoke(main, ["-s", str(self.file), *words])
-        assert ran.exit_code == 0, ran.output
-        return ran.output
 
 
 @pytest.fixture

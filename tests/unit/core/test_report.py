@@ -14,7 +14,6 @@ from autotuner.core.report import (
     degraded_entry,
     duration,
     ended_entry,
-    note_entry,
     plus_minus,
     rate,
     restored_entry,
@@ -230,10 +229,6 @@ def test_a_degraded_slot_says_what_a_person_has_to_do() -> None:
     assert bullet(draft, "Last cause") == "out-of-memory: the GPU ran out of memory. free it"
     assert "autotuner restore-best" in bullet(draft, "Do")
     assert degraded_entry("kimi", ("best",), None, "x").quote == ()
-
-
-def test_a_note_is_a_sentence_with_what_to_do() -> None:
-    assert note_entry("a", "blocked", "A stranger.", (("Do", "free it"),)).bullets == (("Do", "free it"),)
 
 
 # --- how figures are written
