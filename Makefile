@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow test-vllm bench-readers bench-client simulate break-even fuzz mutate check format install-service clean
+.PHONY: help install demo test test-slow test-vllm bench-readers bench-client simulate break-even fuzz mutate torture torture-planted check format install-service clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
@@ -65,6 +65,13 @@ fuzz: $(STAMP) ## fuzz every reader of a server's output for FUZZ_S seconds (600
 mutate: $(STAMP) ## change the rules, the statistics and the break-even in small ways: the tests must notice 90 % (5 to 15 minutes)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[mutation]'
 	$(BIN)/python tests/mutation/mutate.py $(VENV)/mutation
+
+TORTURE_S ?= 1800
+torture: $(STAMP) ## break everything for TORTURE_S seconds (1800): faults, kills, crash states, forgeries; a line a promise
+	@cd tests && ../$(BIN)/python -m torture --seconds $(TORTURE_S)
+
+torture-planted: $(STAMP) ## plant each known bug in turn: the harness must notice it (minutes)
+	@cd tests && ../$(BIN)/python -m torture --planted
 
 check: $(STAMP) ## ruff and mypy --strict
 	$(BIN)/ruff check .

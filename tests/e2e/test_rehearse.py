@@ -152,10 +152,10 @@ def test_a_rehearsal_that_is_terminated_ends_its_daemon_and_its_servers(tmp_path
     ]
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
-        until = clock.monotonic_s() + 30
-        while not any(tmp_path.rglob("launch.json*")) and clock.monotonic_s() < until:
+        until = clock.monotonic_s() + 120
+        while not any(tmp_path.rglob("identity.json")) and clock.monotonic_s() < until:
             clock.pause(0.1)
         assert len(left(tmp_path)) > 1
         run.terminate()
-        assert run.wait(30) == 128 + signal.SIGTERM
+        assert run.wait(60) == 128 + signal.SIGTERM
     assert not left(tmp_path)

@@ -1,0 +1,20 @@
+"""The parts of the harness: which promises each tries, and which share of the time it gets.
+
+A part is a module of this package with a function `run(seed, seconds) -> Tally`: it works until its time is over, but does at
+least one round, and every violation that it reports names what to run to see it again. A part is run in a process of its own.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Part:
+    """A module of this package, the promises that it tries, its share of the harness's time and what it does."""
+
+    module: str
+    promises: tuple[str, ...]
+    share: float
+    what: str
+
+
+PARTS: tuple[Part, ...] = ()
