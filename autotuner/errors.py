@@ -6,6 +6,8 @@ AutotunerError                       1  anything else that went wrong, said in o
 ├── NotFound                         5  no such candidate, trial, entry or file
 ├── Locked                           6  another daemon owns the state folder
 ├── HostError                        7  the host did not do what it was asked (process, port, GPU, SSH)
+│   ├── HostUnreachable              7  there is no connection to the host: nothing is known of what lives there
+│   └── HostKeyRefused               7  the host showed another key than the pinned ones, or is worked by another daemon
 ├── JournalBroken                    8  the journal does not verify
 ├── StoreError                       1  the state database cannot be read or written
 │   └── DiskFull                     1  there is no room left to record anything
@@ -73,6 +75,14 @@ class HostError(AutotunerError):
     """The host did not do what it was asked to do."""
 
     exit_code = 7
+
+
+class HostUnreachable(HostError):
+    """There is no connection to the host. What runs there runs on, so this says nothing of a server or a trial."""
+
+
+class HostKeyRefused(HostError):
+    """Who answers is not known to be the host: it showed none of its pinned keys. Trying again would not help."""
 
 
 class JournalBroken(AutotunerError):

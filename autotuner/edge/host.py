@@ -21,12 +21,16 @@ class LaunchSpec:
 
 @dataclass(frozen=True)
 class ServerSeen:
-    """How a launch is right now. `exit_code` is None while it lives, and where it was never recorded."""
+    """How a launch is right now. `exit_code` is None while it lives, and where it was never recorded.
+
+    `never_started` means that nothing of it ever ran, and that nothing of it will.
+    """
 
     launch_id: str
     alive: bool
     exit_code: int | None = None
     error: str = ""
+    never_started: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,13 @@ class Ran:
 
 
 class Host(Protocol):
-    """A machine that holds slots. Every method raises HostError when the host cannot do it; DiskFull for want of room."""
+    """A machine that holds slots. Every method raises HostError when the host cannot do it; DiskFull for want of room.
+
+    HostUnreachable says that there is no connection, and so nothing of what runs there. `cuts` counts how often a connection
+    was lost: what was learned over HTTP while it changed may be the connection's fault. Always 0 for this machine.
+    """
+
+    cuts: int
 
     async def start(self, spec: LaunchSpec) -> None:
         """Start a launch; returns once its server runs or has already ended."""
@@ -103,4 +113,12 @@ class Host(Protocol):
 
     async def run(self, argv: tuple[str, ...], timeout_s: float) -> Ran:
         """Run a short command to its end."""
+        ...
+
+    async def reach(self, address: str, port: int) -> tuple[str, int]:
+        """Return where we reach what listens there on the host: the same, or this end of a forwarded port."""
+        ...
+
+    async def launch_of(self, pid: int) -> str | None:
+        """Tell the launch that a process belongs to; None if it is not of autotuner, or hidden."""
         ...

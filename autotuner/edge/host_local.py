@@ -24,10 +24,13 @@ LOOKS = 3  # a process that forks, ends or execs just then can slip through one 
 
 
 class LocalHost:
-    """Runs servers on this machine; `folder` keeps one subfolder a launch."""
+    """Runs servers on this machine; `folder` keeps one subfolder a launch, `shim` is the program that holds each."""
 
-    def __init__(self, folder: Path) -> None:
+    cuts = 0
+
+    def __init__(self, folder: Path, shim: Path = SHIM) -> None:
         self._folder = folder
+        self._shim = shim
 
     async def start(self, spec: LaunchSpec) -> None:
         """Write down what to start, start the shim, and wait until it reports the server's identity or its end."""
@@ -45,7 +48,7 @@ class LocalHost:
         """Read what the shim recorded, and believe it only as far as /proc agrees."""
         where = self._folder / launch_id
         if self._revoke(where):
-            return ServerSeen(launch_id, alive=False, error="it was never started")
+            return ServerSeen(launch_id, alive=False, error="it was never started", never_started=True)
         identity, ended = _read(where / "identity.json"), _read(where / "exit.json")
         if ended is not None:
             return _ended(launch_id, ended, identity)
@@ -64,7 +67,7 @@ class LocalHost:
         """Ask the shim, which stops and clears the whole tree; then look for what may have slipped away from it."""
         where = self._folder / launch_id
         if self._revoke(where):
-            return ServerSeen(launch_id, alive=False, error="it was never started")
+            return ServerSeen(launch_id, alive=False, error="it was never started", never_started=True)
         identity = _read(where / "identity.json")
         if identity is not None and identity["boot_id"] == clock.boot_id():
             shim = _process(identity["shim"])
@@ -147,6 +150,14 @@ class LocalHost:
             os.close(output)
         return Ran(process.returncode or 0, said)
 
+    async def reach(self, address: str, port: int) -> tuple[str, int]:
+        """What listens on this machine is reached where it listens."""
+        return address, port
+
+    async def launch_of(self, pid: int) -> str | None:
+        """Read it from the process's environment, or from its ancestors'."""
+        return procfs.launch_above(pid)
+
     def _write_down(self, spec: LaunchSpec) -> Path:
         """Write what to start; without the daemon's own environment, which may hold secrets and goes with the shim."""
         where, locks = self._folder / spec.launch_id, self._folder / "slots"
@@ -172,7 +183,7 @@ class LocalHost:
         try:
             with (where / "server.log").open("ab") as log:
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", str(SHIM), str(where)),
+                    *(sys.executable, "-I", str(self._shim), str(where)),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.DEVNULL,
                     stderr=log,

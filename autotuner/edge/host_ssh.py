@@ -1,0 +1,365 @@
+"""A host over SSH behind the same seam as this machine: an agent there does what the local host does here.
+
+The agent is this package's own code, copied as one file that is named by its hash. A connection that is lost costs nothing:
+the servers live on, a new connection gets a new agent, and what was asked is asked again; so every question can be asked twice.
+"""
+
+import asyncio
+import base64
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+import asyncssh
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential_jitter
+
+from autotuner import log
+from autotuner.core.redact import one_line
+from autotuner.edge import clock, ssh
+from autotuner.edge.bundle import bundle
+from autotuner.edge.destination import Destination
+from autotuner.edge.host import Activity, GpuUse, LaunchSpec, PortHolder, Ran, ServerSeen
+from autotuner.edge.host_local import AFTER_GRACE_S, START_WAIT_S
+from autotuner.errors import DiskFull, HostError, HostUnreachable
+
+AGENT = "autotuner.edge.agent"
+PATIENCE_S = 20.0  # how long a question waits for a lost connection to come back before it is given up
+RETRY_MAX_S = 15.0
+REFUSED_FOR_S = 30.0  # a host with a wrong key is not asked again at once
+ANSWER_S = 60.0  # what an answer may take beyond its own time; an agent that is later is replaced
+LOG_PIECE_MAX = 1 << 18
+NOISE_LINES_MAX = 200  # what a login shell may print before the agent speaks
+
+# Runs a program only if its bytes are those that were copied; old enough Python for hosts that are too old, which it tells.
+STARTER = """\
+import hashlib, json, runpy, sys
+def say(status):
+    print(json.dumps({"autotuner": status, "python": sys.version.split()[0]}))
+    sys.exit(1)
+if sys.version_info < (3, 10):
+    say("old")
+path, wanted = sys.argv[1:3]
+try:
+    with open(path, "rb") as f:
+        found = hashlib.sha256(f.read()).hexdigest()
+except OSError:
+    say("missing")
+if found != wanted:
+    say("damaged")
+sys.argv = [path] + sys.argv[3:]
+runpy.run_path(path, run_name="__main__")
+"""
+
+
+class _LostError(Exception):
+    """The connection, or the agent on it, is gone."""
+
+
+class SshHost:
+    """Runs servers on another machine.
+
+    `way` leads there: (name, destination) of each jump host, the host itself last. `controller` is the id of this daemon, under
+    which it works its folder there; without one the host is only looked at.
+    """
+
+    def __init__(self, way: Sequence[tuple[str, Destination]], controller: str = "") -> None:
+        self.cuts = 0
+        self.name, self.destination = way[-1]
+        self._way = tuple(way)
+        self._controller = controller
+        self._link: _Link | None = None
+        self._connecting: asyncio.Task[_Link] | None = None
+        self._down_since_s: float | None = None
+        self._why = ""
+        self._refused: tuple[float, HostError] | None = None
+        self._forwards: dict[tuple[str, int], int] = {}
+        self._log = log.get().bind(host=self.name)
+
+    async def start(self, spec: LaunchSpec) -> None:
+        """Start a launch there; one whose answer was lost with its connection is not started twice."""
+        given = {
+            "launch_id": spec.launch_id,
+            "slot": spec.slot,
+            "argv": spec.argv,
+            "env": spec.env,
+            "secret_files": spec.secret_files,
+            "stop_grace_s": spec.stop_grace_s,
+        }
+        await self._ask("start", START_WAIT_S, **given)
+
+    async def inspect(self, launch_id: str) -> ServerSeen:
+        """Look at a launch."""
+        return ServerSeen(**await self._ask("inspect", launch_id=launch_id))
+
+    async def stop(self, launch_id: str, grace_s: float) -> ServerSeen:
+        """Stop a launch and everything below it."""
+        longest_s = 2 * (grace_s + AFTER_GRACE_S)  # the shim's time, then that for what slipped away from it
+        return ServerSeen(**await self._ask("stop", longest_s, launch_id=launch_id, grace_s=grace_s))
+
+    async def read_log(self, launch_id: str, offset: int, limit: int = 1 << 20) -> bytes:
+        """Return bytes of a launch's log; the offset is the caller's, so no connection can lose or double one."""
+        limit = min(limit, LOG_PIECE_MAX)
+        return base64.b64decode(await self._ask("read_log", launch_id=launch_id, offset=offset, limit=limit))
+
+    async def activity(self, launch_id: str) -> Activity:
+        """Sum the signs of life over a launch's processes."""
+        return Activity(**await self._ask("activity", launch_id=launch_id))
+
+    async def port_holder(self, port: int) -> PortHolder | None:
+        """Tell who listens on a port there."""
+        found = await self._ask("port_holder", port=port)
+        return PortHolder(**found) if found is not None else None
+
+    async def gpus(self, indices: tuple[int, ...]) -> tuple[GpuUse, ...]:
+        """Report memory and processes of these GPUs."""
+        found = await self._ask("gpus", indices=indices)
+        return tuple(GpuUse(**{**gpu, "processes": tuple(map(tuple, gpu["processes"]))}) for gpu in found)
+
+    async def free_disk_mib(self) -> float:
+        """Free space where the launches live there."""
+        return float(await self._ask("free_disk_mib"))
+
+    async def run(self, argv: tuple[str, ...], timeout_s: float) -> Ran:
+        """Run a short command there; one whose answer is lost is run again."""
+        return Ran(**await self._ask("run", timeout_s, argv=argv, timeout_s=timeout_s))
+
+    async def launch_of(self, pid: int) -> str | None:
+        """Tell the launch that a process belongs to."""
+        found = await self._ask("launch_of", pid=pid)
+        return str(found) if found is not None else None
+
+    async def facts(self) -> dict[str, Any]:
+        """What `hosts test` shows: Python's version, the host's name, its wall time in seconds."""
+        return dict(await self._ask("facts"))
+
+    async def reach(self, address: str, port: int) -> tuple[str, int]:
+        """Forward a port of ours to one there; it stays the same over lost connections, where it can."""
+        link = await self._linked()
+        if (address, port) not in link.forwarded:
+            await self._forward(link, address, port)
+        return "127.0.0.1", self._forwards[address, port]
+
+    def close(self) -> None:
+        """Let go of the host; its servers live on."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._link is not None:
+            self._link.abort()
+
+    async def _ask(self, what: str, longest_s: float = 0.0, **given: Any) -> Any:
+        """Ask the agent, over one connection after another until one lives long enough.
+
+        Raise HostUnreachable when there was none for PATIENCE_S, HostKeyRefused at once.
+        """
+        while True:
+            link = await self._linked()
+            try:
+                return await link.ask(what, given, ANSWER_S + longest_s)
+            except _LostError as error:
+                self._lost(link, str(error))
+
+    def _lost(self, link: "_Link", why: str) -> None:
+        """Take note of a lost connection, once however many were waiting on it."""
+        link.abort()
+        if self._link is link:
+            self._link = None
+            self._down_since_s = clock.monotonic_s()
+            self._why = why
+            self.cuts += 1
+            self._log.warning("connection lost", why=why)
+
+    async def _linked(self) -> "_Link":
+        """The open connection, or the next; the attempts go on behind whoever has lost patience."""
+        if self._link is not None and self._link.lost:
+            self._lost(self._link, self._link.lost)
+        if self._link is not None:
+            return self._link
+        if self._refused is not None and clock.monotonic_s() < self._refused[0]:
+            raise self._refused[1]
+        if self._down_since_s is None:
+            self._down_since_s = clock.monotonic_s()
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect())
+        task = self._connecting
+        left_s = self._down_since_s + PATIENCE_S - clock.monotonic_s()
+        done, _ = await asyncio.wait({task}, timeout=max(0.0, left_s))
+        if not done:
+            down_s = clock.monotonic_s() - self._down_since_s
+            raise HostUnreachable(
+                f"host {self.name} has not been reachable for {down_s:.0f} s ({self._why or 'no answer'}); what runs there runs "
+                f"on, and is taken up again as soon as the host answers: autotuner hosts test {self.name}"
+            )
+        return self._connected(task)
+
+    def _connected(self, task: "asyncio.Task[_Link]") -> "_Link":
+        """Take over what an attempt came to. Several may wait for it: the first takes it over."""
+        if self._connecting is task:
+            self._connecting = None
+            error = None if task.cancelled() else task.exception()
+            if isinstance(error, HostError):
+                self._refused = (clock.monotonic_s() + REFUSED_FOR_S, error)
+            elif error is None and not task.cancelled():
+                self._link, self._down_since_s, self._refused = task.result(), None, None
+        return task.result()
+
+    async def _connect(self) -> "_Link":
+        """Try until it works or cannot: a wrong key, an agent that is refused."""
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type((HostUnreachable, _LostError)),
+            wait=wait_exponential_jitter(initial=0.2, max=RETRY_MAX_S, jitter=0.2),
+            before_sleep=lambda state: self._failed(state.outcome.exception() if state.outcome else None),
+            reraise=True,
+        ):
+            with attempt:
+                link = await open_link(self._way, self._controller)
+                try:
+                    for address, port in self._forwards:
+                        await self._forward(link, address, port)
+                except BaseException:
+                    link.abort()
+                    raise
+                self._log.info("connected", folder=link.folder)
+                return link
+        raise HostUnreachable(f"host {self.name} was given up")  # never: the attempts have no end
+
+    def _failed(self, error: BaseException | None) -> None:
+        why = str(error) or type(error).__name__
+        if why != self._why:
+            self._log.warning("cannot be reached", why=why)
+        self._why = why
+
+    async def _forward(self, link: "_Link", address: str, port: int) -> None:
+        listener = await link.connection.forward(self._forwards.get((address, port), 0), address, port)
+        self._forwards[address, port] = listener.get_port()
+        link.forwarded.add((address, port))
+
+
+class _Link:
+    """One connection with its agent: questions go out with a number, answers come back with it, in any order."""
+
+    def __init__(self, connection: ssh.Connection, process: asyncssh.SSHClientProcess[bytes], folder: str) -> None:
+        self.connection = connection
+        self.folder = folder
+        self.forwarded: set[tuple[str, int]] = set()
+        self.lost = ""
+        self._process = process
+        self._number = 0
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._reader = asyncio.create_task(self._read())
+
+    async def ask(self, what: str, given: dict[str, Any], longest_s: float) -> Any:
+        """Ask one question. Raise what the host raised there, or _LostError if no answer can come any more."""
+        if self.lost:
+            raise _LostError(self.lost)
+        self._number += 1
+        number = self._number
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            async with asyncio.timeout(longest_s):
+                line = json.dumps({"id": number, "do": what, "with": given}).encode()
+                self._process.stdin.write(line + b"\n")
+                await self._process.stdin.drain()
+                reply = await answer
+        except TimeoutError:
+            raise _LostError(f"the agent did not {what} within {longest_s:.0f} s") from None
+        except (OSError, asyncssh.Error) as error:
+            raise _LostError(ssh.said(error)) from None
+        finally:
+            self._waiting.pop(number, None)
+        if "error" in reply:
+            raise (DiskFull if reply["kind"] == "DiskFull" else HostError)(reply["error"])
+        return reply["gives"]
+
+    def abort(self) -> None:
+        """Let go of the connection; whoever waits for an answer gets none."""
+        self.connection.abort()
+        self._end("it was given up")
+
+    async def _read(self) -> None:
+        why = "the host closed the connection"
+        try:
+            async for line in self._process.stdout:
+                reply = json.loads(line)
+                waiting = self._waiting.get(reply["id"])
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(reply)
+            error = await self._process.stderr.read(4000)
+            why = one_line(error.decode("utf-8", "replace")[-300:], 300) or why
+        except (OSError, ValueError, KeyError, TypeError, asyncssh.Error) as error:
+            why = ssh.said(error)
+        finally:
+            self._end(why)
+
+    def _end(self, why: str) -> None:
+        self.lost = self.lost or why
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(_LostError(self.lost))
+
+
+async def open_link(way: Sequence[tuple[str, Destination]], controller: str) -> _Link:
+    """Connect, copy the agent if it is not there or not whole, and start it.
+
+    Raise HostUnreachable if that may work later; HostKeyRefused or another HostError if a person is needed.
+    """
+    connection = await ssh.connect(way)
+    try:
+        process, hello = await _start_agent(connection, way[-1][1], controller)
+        if hello["autotuner"] in {"missing", "damaged"}:
+            await connection.put(way[-1][1].folder, bundle("agent", AGENT))
+            process, hello = await _start_agent(connection, way[-1][1], controller)
+        _must_be_ready(connection.name, way[-1][1], hello)
+    except BaseException:
+        connection.abort()
+        raise
+    return _Link(connection, process, str(hello["folder"]))
+
+
+async def _start_agent(
+    connection: ssh.Connection, to: Destination, controller: str
+) -> tuple[asyncssh.SSHClientProcess[bytes], dict[str, Any]]:
+    """Start the agent if it is there and whole; return its process with the first line that it says."""
+    program = bundle("agent", AGENT)
+    path = str(PurePosixPath(to.folder) / program.file_name)
+    argv = (to.python, "-I", "-c", STARTER, path, program.sha256, to.folder, controller)
+    process = await connection.start(argv)
+    noise = b""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            for _ in range(NOISE_LINES_MAX):
+                line = await process.stdout.readline()
+                if line.startswith(b'{"autotuner": '):
+                    return process, dict(json.loads(line))
+                noise = line or noise
+                if not line:
+                    break
+            noise = await process.stderr.read(4000) or noise
+    except TimeoutError:
+        raise HostUnreachable(f"host {connection.name}: the agent said nothing within {ANSWER_S:.0f} s") from None
+    except (OSError, ValueError, asyncssh.Error) as error:
+        raise HostUnreachable(f"host {connection.name}: {ssh.said(error)}") from None
+    with contextlib.suppress(OSError, asyncssh.Error, TimeoutError):
+        await asyncio.wait_for(process.wait_closed(), 5.0)
+    why = one_line(noise.decode("utf-8", "replace")[-300:], 300)
+    if process.exit_status == 127:
+        raise HostError(
+            f"there is no {to.python} on host {connection.name} ({why}): install Python 3.10 or newer there, or name it with "
+            f"[hosts.{connection.name}] python"
+        )
+    raise HostUnreachable(f"host {connection.name}: the agent did not start: {why or 'it said nothing'}")
+
+
+def _must_be_ready(name: str, to: Destination, hello: dict[str, Any]) -> None:
+    status = hello["autotuner"]
+    if status == "old":
+        raise HostError(
+            f"{to.python} on host {name} is Python {hello['python']}; autotuner needs 3.10 or newer there: name one with "
+            f"[hosts.{name}] python"
+        )
+    if status == "refused":
+        raise HostError(f"host {name}: {hello['why']}")
+    if status != "ready":
+        raise HostError(f"the agent in {to.folder} on host {name} is {status} although it was just copied there")

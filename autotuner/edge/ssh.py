@@ -1,0 +1,207 @@
+"""SSH connections: the one module that opens any. A host must show a pinned key; nothing outside the settings has a say.
+
+No known_hosts file, no `~/.ssh/config`, no variable of the environment and no question at a terminal is ever looked at:
+every option that asyncssh would take from one of them is given here.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+import asyncssh
+
+from autotuner.core.redact import one_line
+from autotuner.core.shell import command_line
+from autotuner.edge.bundle import Bundle
+from autotuner.edge.destination import Destination, fingerprint, public_key
+from autotuner.errors import HostError, HostKeyRefused, HostUnreachable
+
+CONNECT_TIMEOUT_S = 15.0
+LOGIN_TIMEOUT_S = 30.0
+KEEPALIVE_S = 15.0
+KEEPALIVES_MAX = 3
+_KEX_FAILED = "host key algorithm"  # asyncssh: the server has no key of a type that is pinned
+
+# What asyncssh would look for itself: in the user's home, in the environment, on smart cards, in Kerberos tickets.
+_NOTHING_ELSE: dict[str, Any] = {
+    "config": None,
+    "x509_trusted_certs": None,
+    "x509_trusted_cert_paths": None,
+    "client_certs": (),
+    "host_based_auth": False,
+    "client_host_keysign": None,
+    "kbdint_auth": False,
+    "password_auth": False,
+    "password": None,
+    "gss_host": None,
+    "gss_auth": False,
+    "gss_kex": False,
+    "pkcs11_provider": None,
+    "proxy_command": None,
+    "agent_forwarding": False,
+    "preferred_auth": "publickey",
+    "disable_trivial_auth": True,
+}
+
+
+class Connection:
+    """An open connection to a host, and those to the jump hosts before it."""
+
+    def __init__(self, name: str, hops: Sequence[asyncssh.SSHClientConnection]) -> None:
+        self.name = name
+        self._hops = hops
+
+    @property
+    def ssh(self) -> asyncssh.SSHClientConnection:
+        """The connection to the host itself."""
+        return self._hops[-1]
+
+    def abort(self) -> None:
+        """Let go at once, the host itself first."""
+        for hop in reversed(self._hops):
+            hop.abort()
+
+    async def start(self, argv: tuple[str, ...]) -> asyncssh.SSHClientProcess[bytes]:
+        """Start a program there, without a terminal; its words reach it as they are, whatever they hold.
+
+        Raise HostUnreachable if the connection is lost, HostError if the host starts no programs.
+        """
+        try:
+            return await self.ssh.create_process(
+                command_line(argv), encoding=None, request_pty=False, x11_forwarding=False, send_env=(), env=()
+            )
+        except asyncssh.ChannelOpenError as error:
+            raise HostError(f"host {self.name} runs no programs for us: {one_line(str(error), 120)}") from None
+        except (OSError, asyncssh.Error) as error:
+            raise HostUnreachable(f"host {self.name}: {said(error)}") from None
+
+    async def put(self, folder: str, program: Bundle) -> None:
+        """Copy a program by SFTP: under a name of its own first, so that whoever starts it finds it whole or not at all."""
+        path = str(PurePosixPath(folder) / program.file_name)
+        temporary = f"{path}.{secrets.token_hex(8)}"
+        try:
+            async with self.ssh.start_sftp_client() as sftp:
+                await sftp.makedirs(folder, exist_ok=True)
+                async with sftp.open(temporary, "wb") as file:
+                    await file.write(program.data)
+                await sftp.posix_rename(temporary, path)
+        except (asyncssh.SFTPConnectionLost, asyncssh.SFTPNoConnection, asyncssh.DisconnectError, OSError) as error:
+            raise HostUnreachable(f"host {self.name}: {said(error)}") from None
+        except (asyncssh.SFTPError, asyncssh.ChannelOpenError) as error:
+            raise HostError(
+                f"{program.file_name} cannot be copied to {folder} on host {self.name}: {said(error)}; the host needs the "
+                "sftp subsystem of its SSH server, and a folder that the user may write to ([hosts.NAME] folder)"
+            ) from None
+
+    async def forward(self, local_port: int, address: str, port: int) -> asyncssh.SSHListener:
+        """Listen on loopback here for what listens there; on any port if the local one is 0 or taken."""
+        listen = self.ssh.forward_local_port
+        try:
+            try:
+                return await listen("127.0.0.1", local_port, address, port)
+            except OSError:
+                return await listen("127.0.0.1", 0, address, port)
+        except (OSError, asyncssh.Error) as error:
+            raise HostUnreachable(f"host {self.name}: {said(error)}") from None
+
+
+async def connect(way: Sequence[tuple[str, Destination]]) -> Connection:
+    """Given the way to a host, jump hosts first, return an open connection.
+
+    Raise HostKeyRefused if one of them shows no pinned key, HostError if our own key cannot be used, and HostUnreachable
+    for all that may pass by itself.
+    """
+    hops: list[asyncssh.SSHClientConnection] = []
+    try:
+        for name, destination in way:
+            hops.append(await _hop(name, destination, hops[-1] if hops else None))
+    except BaseException:
+        for hop in reversed(hops):
+            hop.abort()
+        raise
+    return Connection(way[-1][0], hops)
+
+
+async def _hop(name: str, to: Destination, tunnel: asyncssh.SSHClientConnection | None) -> asyncssh.SSHClientConnection:
+    pinned = [asyncssh.import_public_key(key) for key in to.host_key]
+    keys = [str(to.identity_file.expanduser())] if to.identity_file is not None else None
+    try:
+        return await asyncssh.connect(
+            to.address,
+            to.port,
+            username=to.user,
+            tunnel=tunnel,
+            known_hosts=(pinned, [], []),  # no certificate authority, and no name that could match another key
+            client_keys=keys,
+            agent_path=str(to.agent.expanduser()) if to.agent is not None else None,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            login_timeout=LOGIN_TIMEOUT_S,
+            keepalive_interval=KEEPALIVE_S,
+            keepalive_count_max=KEEPALIVES_MAX,
+            **_NOTHING_ELSE,
+        )
+    except asyncssh.HostKeyNotVerifiable:
+        raise _refused(name, to) from None
+    except asyncssh.KeyExchangeFailed as error:
+        if _KEX_FAILED in str(error):
+            raise _refused(name, to) from None
+        raise HostUnreachable(f"host {name}: {said(error)}") from None
+    except asyncssh.PermissionDenied:
+        raise HostUnreachable(
+            f"host {name} does not let {to.user} in with our key: put the public key of {to.identity_file or to.agent} "
+            f"into ~{to.user}/.ssh/authorized_keys there"
+        ) from None
+    except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
+        raise HostError(
+            f"{to.identity_file} cannot be used as our key for host {name}: {said(error)}; a key with a passphrase "
+            "belongs into an SSH agent ([hosts.NAME] agent)"
+        ) from None
+    except (OSError, asyncssh.Error) as error:
+        if isinstance(error, FileNotFoundError) and to.identity_file is not None:
+            raise HostError(f"there is no key {to.identity_file} for host {name}") from None
+        raise HostUnreachable(f"host {name} cannot be reached at {to.described}: {said(error)}") from None
+
+
+async def fetch_keys(address: str, port: int, before: Connection | None) -> tuple[str, ...]:
+    """Return the public keys that a host shows, best type first, without logging in; nothing is checked, nothing is sent.
+
+    For a person to compare by their fingerprints. Raise HostUnreachable.
+    """
+    found = []
+    failure = ""
+    for algorithm in ("ssh-ed25519", "ecdsa-sha2-nistp256", "rsa-sha2-512"):
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                key = await asyncssh.get_server_host_key(
+                    address,
+                    port,
+                    tunnel=before.ssh if before is not None else None,
+                    proxy_command=None,
+                    server_host_key_algs=[algorithm],
+                    config=None,
+                )
+        except asyncssh.KeyExchangeFailed as error:
+            failure = failure or said(error)
+        except (OSError, asyncssh.Error) as error:
+            raise HostUnreachable(f"{address} port {port} cannot be reached: {said(error)}") from None
+        else:
+            found += [public_key(key.export_public_key().decode())] if key is not None else []
+    if not found:
+        raise HostUnreachable(f"{address} port {port} shows no key that can be pinned: {failure}")
+    return tuple(found)
+
+
+def said(error: BaseException) -> str:
+    """What an error says, in a line; its kind where it says nothing."""
+    reason = getattr(error, "reason", "") or getattr(error, "strerror", "") or str(error)
+    return one_line(str(reason), 200) or type(error).__name__
+
+
+def _refused(name: str, to: Destination) -> HostKeyRefused:
+    shown = ", ".join(fingerprint(key) for key in to.host_key)
+    return HostKeyRefused(
+        f"host key changed: host {name} ({to.described}) does not show its pinned key ({shown}). Nothing is started there. If "
+        f"the host was installed anew, compare and pin its new key: autotuner hosts pin {name}; if not, somebody else answers"
+    )
