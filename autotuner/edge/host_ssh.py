@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import asyncssh
-from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential_jitter
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential, wait_random
 
 from autotuner import log
 from autotuner.core.redact import one_line
@@ -208,7 +208,7 @@ class SshHost:
         """Try until it works or cannot: a wrong key, an agent that is refused."""
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type((HostUnreachable, _LostError)),
-            wait=wait_exponential_jitter(initial=0.2, max=RETRY_MAX_S, jitter=0.2),
+            wait=wait_exponential(multiplier=0.1, max=RETRY_MAX_S) + wait_random(0, 0.2),
             before_sleep=lambda state: self._failed(state.outcome.exception() if state.outcome else None),
             reraise=True,
         ):

@@ -1,0 +1,348 @@
+"""A host over SSH does what this machine does; a lost connection loses nothing and doubles nothing; one daemon at a time."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.ssh_server import SshServer
+
+from autotuner.edge import agent, host_ssh, procfs
+from autotuner.edge.host import LaunchSpec
+from autotuner.edge.host_ssh import SshHost
+from autotuner.errors import HostError, HostUnreachable
+
+STAYS = "trap 'exit 3' TERM; while :; do sleep 0.05; done"
+
+
+def spec(text: str, launch_id: str = "") -> LaunchSpec:
+    return LaunchSpec(launch_id or uuid.uuid4().hex[:16], "t", ("/bin/sh", "-c", text), {})
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[SshServer]:
+    server = SshServer(tmp_path)
+    yield server
+    launches = server.remote / "launches"
+    known = {path.name for path in launches.glob("*")} if launches.exists() else set()
+    for pid in procfs.pids():
+        if procfs.launch_id_of(pid) in known:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def host_of(server: SshServer, controller: str = "me", **changes: Any) -> Iterator[SshHost]:
+    host = SshHost([("far", server.destination(**changes))], controller)
+    try:
+        yield host
+    finally:
+        host.close()
+
+
+async def until(done: Any, why: str, timeout_s: float = 30.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if got := done():
+            return got
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"in vain: {why}")
+
+
+def test_a_server_is_started_read_and_stopped_there(server: SshServer) -> None:
+    async def work() -> None:
+        async with server:
+            with host_of(server) as host:
+                one = spec(f"echo hello; {STAYS}")
+                await host.start(one)
+                assert (await host.inspect(one.launch_id)).alive
+                while not (text := await host.read_log(one.launch_id, 0)):
+                    await asyncio.sleep(0.02)
+                assert text == b"hello\n"
+                assert await host.read_log(one.launch_id, 6) == b""
+                assert (await host.activity(one.launch_id)).log_bytes == 6
+                seen = await host.stop(one.launch_id, 5.0)
+                assert (seen.alive, seen.exit_code) == (False, 3)
+                assert (await host.inspect("0123456789abcdef")).never_started
+                assert (await host.run(("printf", "%s", "$(id) 'x' \n*"), 10.0)).output == "$(id) 'x' \n*"
+                assert await host.free_disk_mib() > 0
+                assert await host.gpus(()) == ()
+                with pytest.raises(HostError, match="did not end"):
+                    await host.run(("sleep", "30"), 0.2)
+                with pytest.raises(HostError, match="cannot be run"):
+                    await host.run(("/nowhere/at-all",), 5.0)
+
+    asyncio.run(work())
+
+
+def test_the_port_of_our_server_is_known_there_and_reached_from_here(server: SshServer) -> None:
+    async def work() -> None:
+        async with server:
+            with host_of(server) as host:
+                holder = await host.port_holder(server.port)
+                assert holder is not None
+                assert holder.pid == os.getpid()
+                assert await host.launch_of(os.getpid()) is None
+                address, port = await host.reach("127.0.0.1", server.port)
+                reader, writer = await asyncio.open_connection(address, port)
+                assert (await reader.readline()).startswith(b"SSH-2.0")
+                writer.close()
+                server.cut()
+                await host.free_disk_mib()
+                assert await host.reach("127.0.0.1", server.port) == (address, port)
+                reader, writer = await asyncio.open_connection(address, port)
+                assert (await reader.readline()).startswith(b"SSH-2.0")
+                writer.close()
+
+    asyncio.run(work())
+
+
+def test_the_agent_is_copied_once_and_again_where_it_is_damaged(server: SshServer) -> None:
+    async def work() -> None:
+        async with server:
+            for copied in (True, False):
+                with host_of(server) as host:
+                    await host.free_disk_mib()
+                [program] = server.remote.glob("agent-*.pyz")
+                marked = program.stat().st_ino
+                assert copied or marked == before
+                before = marked
+            program.write_bytes(program.read_bytes()[:-1])
+            with host_of(server) as host:
+                await host.free_disk_mib()
+            assert program.stat().st_ino != before
+            assert {p.name for p in server.remote.glob("agent-*")} == {program.name}  # no piece of a copy is left
+
+    before = 0
+    asyncio.run(work())
+
+
+def test_a_connection_lost_during_a_start_leaves_one_server(server: SshServer) -> None:
+    """Cut at other moments of the start each time: before it is written down, at the shim, at the answer."""
+
+    async def work() -> None:
+        async with server:
+            with host_of(server) as host:
+                await host.free_disk_mib()
+                for round_ in range(12):
+                    one = spec(STAYS)
+                    start = asyncio.create_task(host.start(one))
+                    await asyncio.sleep(0.012 * round_)
+                    server.cut()
+                    await start
+                    assert (await host.inspect(one.launch_id)).alive
+                    assert len(procfs.of_launch(one.launch_id)) <= 4  # shim, sh, sleep, and a sleep about to be one
+                    where = server.remote / "launches" / one.launch_id
+                    assert not (where / "exit.json").exists()
+                    assert (await host.stop(one.launch_id, 5.0)).exit_code == 3
+                assert host.cuts >= 10
+
+    asyncio.run(work())
+
+
+def test_no_byte_of_a_log_is_lost_or_doubled_over_lost_connections(server: SshServer) -> None:
+    async def work() -> None:
+        async with server:
+            with host_of(server) as host:
+                one = spec("i=0; while [ $i -lt 4000 ]; do echo line $i; i=$((i+1)); done; sleep 60")
+                await host.start(one)
+                read, pieces = b"", 0
+                while not read.endswith(b"line 3999\n"):
+                    piece = await host.read_log(one.launch_id, len(read), 1999)
+                    read, pieces = read + piece, pieces + bool(piece)
+                    if pieces in {3, 9, 15}:
+                        asyncio.get_running_loop().call_later(0.003 * pieces, server.cut)
+                assert read == b"".join(b"line %d\n" % i for i in range(4000))
+                assert host.cuts > 0
+                await host.stop(one.launch_id, 0.1)
+
+    asyncio.run(work())
+
+
+def test_a_host_that_stays_away_is_said_to_and_comes_back(server: SshServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with server:
+            with host_of(server) as host:
+                await host.free_disk_mib()
+                monkeypatch.setattr(host_ssh, "PATIENCE_S", 0.5)
+                await server.stop()
+                with pytest.raises(HostUnreachable, match=r"host far has not been reachable for .*hosts test far"):
+                    await host.free_disk_mib()
+                began = time.monotonic()
+                with pytest.raises(HostUnreachable):
+                    await host.free_disk_mib()
+                assert time.monotonic() - began < 5  # known to be away: nobody waits for it again
+                await server.start()
+                deadline = time.monotonic() + 60
+                while time.monotonic() < deadline:
+                    with contextlib.suppress(HostUnreachable):
+                        assert await host.free_disk_mib() > 0
+                        break
+                    await asyncio.sleep(0.05)
+                else:
+                    raise AssertionError("it did not come back")
+                assert host.cuts == 1
+
+    asyncio.run(work())
+
+
+def test_one_daemon_at_a_time_works_a_folder(server: SshServer) -> None:
+    async def work() -> None:
+        async with server:
+            with host_of(server, "first") as first:
+                one = spec(STAYS)
+                await first.start(one)
+                with host_of(server, "second") as second, pytest.raises(HostError, match="another autotuner daemon"):
+                    await second.free_disk_mib()
+                with host_of(server, "") as looking:
+                    assert await looking.free_disk_mib() > 0
+                    with pytest.raises(HostError, match="only looks"):
+                        await looking.stop(one.launch_id, 0.1)
+                assert (await first.inspect(one.launch_id)).alive
+            # Its connection is gone, but its server lives: the folder is still its own.
+            with host_of(server, "second") as second, pytest.raises(HostError, match="another autotuner daemon"):
+                await second.free_disk_mib()
+            with host_of(server, "first") as first:
+                assert not (await first.stop(one.launch_id, 5.0)).alive
+            with host_of(server, "second") as second:
+                await until(lambda: _agents(server) == 0, "the first one's agent to end")
+                second._refused = None
+                assert await second.free_disk_mib() > 0
+
+    asyncio.run(work())
+
+
+def test_an_agent_whose_connection_hangs_is_replaced(server: SshServer) -> None:
+    async def work() -> None:
+        async with server:
+            with host_of(server) as stale, host_of(server) as fresh:
+                await stale.free_disk_mib()
+                assert _agents(server) == 1
+                await fresh.free_disk_mib()
+                await until(lambda: _agents(server) == 1, "one agent to be left")
+
+    asyncio.run(work())
+
+
+def _agents(server: SshServer) -> int:
+    folder = str(server.remote).encode()
+    found = 0
+    for pid in procfs.pids():
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            found += folder in words and b"-I" in words and procfs.start_ticks(pid) is not None
+    return found
+
+
+def test_a_login_shell_that_talks_does_not_disturb(server: SshServer, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "Welcome! {not json}"\nexec python3 "$@"\n')
+    python.chmod(0o755)
+
+    async def work() -> None:
+        async with server:
+            with host_of(server, python=str(python)) as host:
+                assert await host.free_disk_mib() > 0
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("python", "said"),
+    [
+        ("/nowhere/python3", r"there is no /nowhere/python3 on host far .*\[hosts.far\] python"),
+        ("OLD", r"is Python 3\.6\.9; autotuner needs 3\.10"),
+    ],
+)
+def test_a_host_without_the_right_python_says_what_to_do(
+    server: SshServer, tmp_path: Path, python: str, said: str
+) -> None:
+    old = tmp_path / "old"
+    old.write_text('#!/bin/sh\necho \'{"autotuner": "old", "python": "3.6.9"}\'\n')
+    old.chmod(0o755)
+
+    async def work() -> None:
+        async with server:
+            with host_of(server, python=python.replace("OLD", str(old))) as host, pytest.raises(HostError, match=said):
+                await host.free_disk_mib()
+
+    asyncio.run(work())
+
+
+def test_a_key_that_is_not_let_in_says_where_it_belongs(
+    server: SshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_ssh, "PATIENCE_S", 8.0)
+    other = SshServer(tmp_path / "other").client_key
+
+    async def work() -> None:
+        async with server:
+            with (
+                host_of(server, identity_file=other) as host,
+                pytest.raises(HostUnreachable, match=r"authorized_keys there"),
+            ):
+                await host.free_disk_mib()
+            with (
+                host_of(server, identity_file=tmp_path / "none") as host,
+                pytest.raises(HostError, match="there is no key"),
+            ):
+                await host.free_disk_mib()
+
+    asyncio.run(work())
+
+
+def test_a_host_behind_another_is_reached_through_it(server: SshServer, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with server, SshServer(tmp_path / "jump") as jump:
+            way = [("gate", jump.destination()), ("far", server.destination())]
+            host = SshHost(way, "me")
+            try:
+                assert await host.free_disk_mib() > 0
+                jump.cut()
+                assert await host.free_disk_mib() > 0
+                assert host.cuts == 1
+            finally:
+                host.close()
+            assert server.commands
+            assert not jump.commands
+
+    asyncio.run(work())
+
+
+# --- the agent itself
+
+
+def test_a_launch_that_was_claimed_is_not_started_again(tmp_path: Path) -> None:
+    async def work() -> None:
+        host = agent.AgentHost(tmp_path)
+        one = spec(STAYS)
+        await host.start(one)
+        first = json.loads((tmp_path / one.launch_id / "identity.json").read_text())
+        await host.start(one)
+        assert json.loads((tmp_path / one.launch_id / "identity.json").read_text()) == first
+        assert not (tmp_path / one.launch_id / "launch.json").exists()
+        await host.stop(one.launch_id, 5.0)
+        await host.start(one)  # asked for a third time, after its end: it has ended, and that is the answer
+        assert not (await host.inspect(one.launch_id)).alive
+
+    asyncio.run(work())
+
+
+def test_a_launch_that_was_given_up_is_not_started(tmp_path: Path) -> None:
+    async def work() -> None:
+        host = agent.AgentHost(tmp_path)
+        one = spec(STAYS)
+        host._write_down(one)
+        assert (await host.inspect(one.launch_id)).never_started
+        with pytest.raises(HostError, match="given up"):
+            await host.start(one)
+        assert not procfs.of_launch(one.launch_id)
+
+    asyncio.run(work())
