@@ -27,7 +27,7 @@ from autotuner.engines.base import Diagnosis, ServerExit, Stage
 from autotuner.engines.diagnosis import own_stop
 from autotuner.engines.reading import read
 from autotuner.engines.vocabulary import State
-from autotuner.errors import HostError
+from autotuner.errors import HostError, HostUnreachable
 from autotuner.installed import engine_version
 
 START_POLL_S = 0.25
@@ -76,6 +76,9 @@ async def launch(ctx: SlotContext, action: decide.Launch) -> None:
         )
         await ctx.host.start(spec)
         ctx.store.move_launch(launch_id, LaunchState.STARTING)
+    except HostUnreachable:
+        ctx.unheard.add(launch_id)
+        raise
     finally:
         ctx.starting.discard(launch_id)
 
@@ -94,9 +97,11 @@ async def await_serving(ctx: SlotContext, action: decide.AwaitServing) -> None:
             if not seen.alive:
                 await _start_failed(following, seen)
                 return
+            cuts = ctx.host.cuts
             if await _serves(ctx, probe, row.id):
                 ready_s = following.elapsed_s
                 resolved = await resolve.configuration(ctx, row, following.candidate, probe)
+                ctx.uncut(cuts)
                 _now_serving(following, ready_s, resolved)
                 return
             fired = following.fired(server_facts(alive=True, exit_code=None, diagnosis=None))
@@ -110,10 +115,13 @@ async def verify(ctx: SlotContext, action: decide.Verify) -> None:
     """Have a server generate tokens; one that cannot is stopped, and counts as one that ended by itself."""
     row = ctx.store.launch(action.launch_id)
     candidate = ctx.store.candidate(row.candidate_id)
+    cuts = ctx.host.cuts
     async with ctx.probe(candidate) as probe:
         if await _serves(ctx, probe, row.id):
             ctx.verified.add(row.id)
             return
+    await ctx.host.inspect(row.id)  # a connection that is lost and not known to be shows here
+    ctx.uncut(cuts)
     tail = await ctx.log(row.id, ctx.engine(candidate)).rest()
     diagnosis = Diagnosis(
         "no-output", "its process lives but it generates no tokens", "read its log: autotuner show --log", tail[-6:]
@@ -152,6 +160,10 @@ async def record_end(ctx: SlotContext, action: decide.RecordEnd) -> None:
     candidate = ctx.store.candidate(row.candidate_id)
     engine = ctx.engine(candidate)
     seen = await ctx.host.inspect(row.id)
+    if seen.never_started and row.id in ctx.unheard:
+        # The host could not be reached when it was to be started: that says nothing of the candidate.
+        outcome.launch_ended(ctx, row, seen, own_stop(), asked=True)
+        return
     lines = await ctx.log(row.id, engine).rest()
     was_ready = row.state is LaunchState.SERVING
     diagnosis = engine.diagnose(ServerExit(seen.exit_code, row.end_asked, was_ready), lines)

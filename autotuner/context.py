@@ -1,5 +1,7 @@
 """What the actions of one slot share: its settings, store and host, and what this daemon knows of its servers."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from autotuner.bench.benchmark import Benchmark, Level
@@ -14,8 +16,9 @@ from autotuner.edge.host import Activity, Host
 from autotuner.edge.probes import Probe
 from autotuner.edge.store import Store
 from autotuner.engines import engine_for
-from autotuner.engines.base import Effective, Engine, LogFact
+from autotuner.engines.base import Effective, Engine, LogFact, Place
 from autotuner.engines.factreader import FactReader
+from autotuner.errors import HostUnreachable
 from autotuner.settings import Settings, Slot
 
 TAIL_LINES = 400  # kept of each log for a diagnosis; the whole log stays in the launch's folder
@@ -99,7 +102,8 @@ class LogReader:
 class SlotContext:
     """One slot's world. `living` holds the launches seen alive last, `verified` those that generated tokens for this daemon.
 
-    `settled` are the trials whose proposals it has tried to work out.
+    `settled` are the trials whose proposals it has tried to work out. `unheard` are launches whose order may never have
+    reached their host.
     """
 
     name: str
@@ -115,6 +119,7 @@ class SlotContext:
     logs: dict[str, LogReader] = field(default_factory=dict)
     announced: str = ""
     settled: set[int] = field(default_factory=set)
+    unheard: set[str] = field(default_factory=set)
 
     @property
     def slot(self) -> Slot:
@@ -144,9 +149,23 @@ class SlotContext:
             self.logs[launch_id] = LogReader(self.host, launch_id, engine)
         return self.logs[launch_id]
 
-    def probe(self, candidate: Candidate) -> Probe:
+    async def reach(self) -> Place:
+        """Where we reach the slot's server: where it listens, or this end of a forwarded port."""
+        return Place(*await self.host.reach(self.slot.place.host, self.slot.place.port))
+
+    @asynccontextmanager
+    async def probe(self, candidate: Candidate) -> AsyncIterator[Probe]:
         """A client for the slot's server."""
-        return Probe(self.slot.place, self.engine(candidate).endpoints(candidate))
+        async with Probe(await self.reach(), self.engine(candidate).endpoints(candidate)) as probe:
+            yield probe
+
+    def uncut(self, cuts: int) -> None:
+        """Given how many connections had been lost before, raise HostUnreachable if one was lost since.
+
+        What the server did not answer meanwhile is then no news of the server.
+        """
+        if self.host.cuts != cuts:
+            raise HostUnreachable(f"the connection to host {self.slot.host} was lost meanwhile: it is done again")
 
     def command(self, candidate: Candidate) -> str:
         """The candidate's command line as a person would type it, secrets hidden."""

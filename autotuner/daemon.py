@@ -15,13 +15,14 @@ from autotuner.context import SlotContext
 from autotuner.core.policy import Policy
 from autotuner.edge import clock, statusfile
 from autotuner.edge.ballast import Ballast
+from autotuner.edge.destination import LOCAL
 from autotuner.edge.files import FolderLock
-from autotuner.edge.host import Host
-from autotuner.edge.host_local import LocalHost
 from autotuner.edge.journal import Journal, Recovered
 from autotuner.edge.notify import Notifier
 from autotuner.edge.store import Store
 from autotuner.errors import AutotunerError, DiskFull, JournalBroken, StoreError
+from autotuner.hosts import Hosts, controller_id
+from autotuner.rounds import Rounds
 from autotuner.settings import Settings, load_policies, load_settings
 from autotuner.slotworker import SlotWorker
 
@@ -42,8 +43,9 @@ class Daemon:
         self._ballast = Ballast(self._settings.state_dir)
         self._journal = Journal(self._settings.journal)
         self._journal_open = False
-        self._host: Host = LocalHost(self._settings.launches)
+        self._hosts = Hosts(self._settings, controller_id(self._settings.state_dir) if self._settings.hosts else "")
         self._workers = [self._worker(name) for name in self._settings.slots]
+        self._rounds = Rounds(self._workers, CYCLE_DEADLINE_S)
         self._ending = asyncio.Event()
         self._reload_wanted = False
         self._trouble = ""
@@ -82,7 +84,8 @@ class Daemon:
         return False
 
     def close(self) -> None:
-        """Give back the store and the lock."""
+        """Let go of the hosts, the store and the lock."""
+        self._hosts.close()
         self._store.close()
         self._lock.release()
 
@@ -94,8 +97,7 @@ class Daemon:
                     self._start_up()
                 if self._reload_wanted:
                     self._reload()
-                for worker in self._workers:
-                    await worker.cycle()
+                await self._rounds.go()
                 self._publish()
         except StoreError as error:
             self._in_trouble(error)
@@ -210,7 +212,7 @@ class Daemon:
         try:
             settings = load_settings(self._path)
             policies = load_policies(settings)
-            fixed = ("state_dir", "journal", "launches", "slots")
+            fixed = ("state_dir", "journal", "launches", "slots", "hosts")
             _check_fixed(self._settings, settings, fixed)
         except AutotunerError as error:
             self._log.error("settings not taken over, the old ones stay in force", error=str(error))
@@ -232,6 +234,8 @@ class Daemon:
         """Learn the values that must never be shown, so that a server that prints one does not leak it."""
         values = set()
         for slot in self._settings.slots.values():
+            if slot.host != LOCAL:
+                continue  # the files are on another host, and their values never leave it
             for path in slot.secret_files.values():
                 try:
                     values.add(Path(path).read_text(encoding="utf-8").strip())
@@ -241,10 +245,11 @@ class Daemon:
         log.hide(self._store.secrets)
 
     def _worker(self, name: str) -> SlotWorker:
-        return SlotWorker(SlotContext(name, self._settings, self._policies, self._store, self._host))
+        return SlotWorker(SlotContext(name, self._settings, self._policies, self._store, self._hosts.of(name)))
 
     async def _end(self) -> None:
         self._notifier.stopping()
+        self._rounds.end()
         for worker in self._workers:
             await worker.end()
         self._log.info("daemon ended; servers live on")

@@ -26,7 +26,7 @@ from autotuner.core.watching import LevelRules, server_ended
 from autotuner.edge import clock
 from autotuner.edge.foreign_load import load_for
 from autotuner.edge.host import ServerSeen
-from autotuner.edge.machine import MachineWatch
+from autotuner.edge.machine import MachineWatch, NoWatch
 from autotuner.edge.probes import GENERATE_TIMEOUT_S, Probe
 from autotuner.edge.rows import Trial
 from autotuner.engines import situation
@@ -46,17 +46,19 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
     Before a trial's first level the server answers the fixed prompts; one whose answers are wrong is not measured.
     """
     level = _Level(ctx, action)
+    cuts = ctx.host.cuts
     async with ctx.probe(level.candidate) as probe:
         given_up_s = 0.0
         compared = level.objective.constraints.answers_agree_min > 0
         if compared and not ctx.store.results(action.trial_id):
-            answered = await _ask_answers(ctx, action.trial_id, probe)
+            answered = await _ask_answers(ctx, action.trial_id, probe, cuts)
             given_up_s = 0.0 if answered else GENERATE_TIMEOUT_S
             if disagreement(outcome.trial_so_far(ctx, ctx.store.trial(action.trial_id))):
                 return
         await level.wait_until_idle(probe, IDLE_WAIT_S + given_up_s)
         samples = await level.drive(probe)
         died = await level.death()
+    ctx.uncut(cuts)  # requests may have failed by the connection alone
     if died is not None:
         diagnosis, fired = died
         with ctx.store.transaction():
@@ -72,7 +74,7 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
     ctx.live = Live(stage="measured", level=action.level, output_tok_s=result.figures.output_tok_s)
 
 
-async def _ask_answers(ctx: SlotContext, trial_id: int, probe: Probe) -> bool:
+async def _ask_answers(ctx: SlotContext, trial_id: int, probe: Probe, cuts: int) -> bool:
     """Have the server answer the fixed prompts, one after another, and keep what it says; tell whether it answered all.
 
     No prompt is begun once their time is over, but the one in hand is waited for: a server may work on at a request that
@@ -93,6 +95,8 @@ async def _ask_answers(ctx: SlotContext, trial_id: int, probe: Probe) -> bool:
             break
         texts.append(said.text)
     if failed:
+        await ctx.host.free_disk_mib()  # a connection that is lost and not known to be shows here
+        ctx.uncut(cuts)
         kept = f"{len(texts)} of {len(PROMPTS)} fixed prompts were answered"
         log.get().warning(kept, slot=ctx.name, trial=trial_id, error=failed)
     ctx.store.update_trial(trial_id, answers=json.dumps(texts))
@@ -177,7 +181,7 @@ class _Level:
         await self.log.facts()
         model = await probe.model()
         load_of_level = load_for(
-            self.ctx.slot.place.url,
+            (await self.ctx.reach()).url,
             self.benchmark,
             self.action.level,
             model,
@@ -185,7 +189,8 @@ class _Level:
             launch=self._launches_before(),
             cache=self.ctx.settings.cache,
         )
-        async with MachineWatch(self.ctx.slot.gpus) as machine, load_of_level as load:
+        watch = MachineWatch(self.ctx.slot.gpus) if self.ctx.host.here else NoWatch()
+        async with watch as machine, load_of_level as load:
             async for message in load.messages():
                 if isinstance(message, LevelSamples):
                     self._machine = machine.samples
@@ -225,6 +230,8 @@ class _Level:
         measured = figures_under(samples, self.objective.limits, ignore_eos=self.benchmark.ignore_eos).model_copy(
             update={"stopped_early": self.rules.ended is not None}
         )
+        if not self.ctx.host.here:
+            measured = measured.model_copy(update={"load_from": f"a port forwarded to host {self.ctx.slot.host}"})
         if self.client_void:
             measured = measured.model_copy(update={"void": self.client_void})
         # What another client measured wrongly must not be judged; that requests failed is no matter of its clock.

@@ -62,7 +62,8 @@ def restored(ctx: SlotContext, row: LaunchRow, ready_s: float | None) -> None:
     """Write the entry of a best-known that serves again, and forget what was wrong before."""
     slot = ctx.store.slot(ctx.name)
     why = slot.restore_wanted or "nothing else was to run"
-    draft = report.restored_entry(ctx.name, row.name, why, ready_s, ctx.generated.get(row.id, 0), ctx.slot.place.url)
+    url = ctx.settings.url_of(ctx.name)
+    draft = report.restored_entry(ctx.name, row.name, why, ready_s, ctx.generated.get(row.id, 0), url)
     ctx.store.add_entry(draft, clock.utc_label())
     ctx.store.update_slot(ctx.name, degraded="")
     ctx.announced = row.id

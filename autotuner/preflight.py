@@ -4,7 +4,7 @@ Flags against the installed program's own help, contradictions, environment, GPU
 a problem refuses the candidate; what is a warning is said and let through.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from autotuner.core.candidate import Candidate
@@ -13,7 +13,7 @@ from autotuner.edge.helpcache import HelpCache, identity_of
 from autotuner.edge.host import Host
 from autotuner.engines import engine_for, environment, llamacpp_flags, sglang_flags, vllm_flags
 from autotuner.engines.flags import Findings, Help, against_help, read_help, without_help
-from autotuner.errors import HostError
+from autotuner.errors import HostError, HostUnreachable
 from autotuner.installed import engine_version
 from autotuner.settings import Slot
 
@@ -51,17 +51,16 @@ def by_itself(candidate: Candidate, version: str | None = None, nvlink: bool | N
     return Findings(problems, more(candidate) if more else ()) + environment.check(candidate, version, nvlink)
 
 
-async def place_warnings(
-    host: Host, slot: Slot, launch_of: Callable[[int], str | None], ours: Collection[str] | None = None
-) -> tuple[str, ...]:
+async def place_warnings(host: Host, slot: Slot, ours: Collection[str] | None = None) -> tuple[str, ...]:
     """Given a slot, return who else holds its port or its GPUs: named, never touched.
 
-    `launch_of` tells the launch that a process belongs to, `ours` which launches are this state's; None takes every
-    launch for ours. Where the host hides a process while a server of ours is up, it is taken for that server.
+    `ours` tells which launches are this state's; None takes every launch for ours. Where the host hides a process while a
+    server of ours is up, it is taken for that server.
     """
     try:
         holder = await host.port_holder(slot.port)
         gpus = await host.gpus(slot.gpus)
+        launches = {pid: await host.launch_of(pid) for use in gpus for pid, _, _ in use.processes}
     except HostError as error:
         return (f"the slot's port and GPUs could not be looked at: {error}",)
     found = []
@@ -75,7 +74,7 @@ async def place_warnings(
             found.append(f"port {slot.port} of the slot is held by {who}: nothing can be launched until it is free")
     for use in gpus:
         for pid_, name, mib in use.processes:
-            launch_id = launch_of(pid_)
+            launch_id = launches[pid_]
             if launch_id is None or (ours is not None and launch_id not in ours):
                 found.append(f"GPU {use.index} of the slot is used by pid {pid_} ({name}, {mib:.0f} MiB)")
     return tuple(found)
@@ -123,8 +122,9 @@ class Preflight:
         if argv in self._help:
             return self._help[argv]
         module = _module(argv)
-        identity = identity_of(argv[0], version)
-        if installed_only and (not identity or (module and version is None)):
+        # What a program on another host depends on is not looked up, so it is asked each time.
+        identity = identity_of(argv[0], version) if self.host.here else ""
+        if installed_only and self.host.here and (not identity or (module and version is None)):
             what = (
                 f"{module.partition('.')[0]} is not installed for {argv[0]}" if identity else f"there is no {argv[0]}"
             )
@@ -141,6 +141,8 @@ class Preflight:
     async def _ask(self, argv: tuple[str, ...], engine: str) -> Help | str:
         try:
             ran = await self.host.run(argv, HELP_TIMEOUT_S)
+        except HostUnreachable:
+            raise
         except HostError as error:
             return str(error)
         if ran.code != 0:

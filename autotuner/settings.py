@@ -20,6 +20,7 @@ from autotuner.core.objective import Objective
 from autotuner.core.policy import Policy, load_policy
 from autotuner.core.source import Source, problem_at, validate, wrong_at
 from autotuner.edge.datasets import CHECKED, RECORDS_MAX, with_dataset
+from autotuner.edge.destination import LOCAL, Destination
 from autotuner.engines.base import Place
 from autotuner.errors import InvalidInput, NotFound, Problem
 from autotuner.shipped import folder
@@ -31,6 +32,7 @@ DAYS: tuple[Day, ...] = get_args(Day)
 REQUESTS_MIN = 30  # a level with fewer has one or none beyond its 97th percentile
 
 SlotName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]
+HostName = SlotName
 Clock = Annotated[str, StringConstraints(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
 
 
@@ -39,13 +41,13 @@ class _Strict(BaseModel):
 
 
 class Slot(_Strict):
-    """A host, a GPU set and a port: it holds at most one server.
+    """A host, a GPU set and a port: it holds at most one server. `host` is `local`, or one of the settings' hosts.
 
     `secret_files` maps a variable to a file whose content the server gets as that variable; the value itself never
     enters the store, the journal or an argv. `drain_s` is how long requests on a server may take to end before it stops.
     """
 
-    host: Literal["local"] = "local"
+    host: HostName = LOCAL
     listen: str = "127.0.0.1"
     port: int = Field(ge=1, le=65535)
     gpus: tuple[int, ...] = ()
@@ -58,7 +60,7 @@ class Slot(_Strict):
 
     @property
     def place(self) -> Place:
-        """Where the slot's server listens, as the daemon reaches it."""
+        """Where the slot's server listens, as its own host reaches it."""
         return Place("127.0.0.1" if self.listen in {"0.0.0.0", ""} else self.listen, self.port)  # noqa: S104
 
 
@@ -110,6 +112,7 @@ class Settings(_Strict):
     serving_probe_every_s: float = Field(default=60.0, ge=0)
     disk_free_min_mib: int = Field(default=64, ge=0)
     slots: dict[SlotName, Slot] = Field(min_length=1)
+    hosts: dict[HostName, Destination] = Field(default_factory=dict)
     benchmarks: dict[str, Benchmark] = Field(default_factory=lambda: {"default": Benchmark()}, min_length=1)
     objective: Objective = Objective()
     noise: Noise = Noise()
@@ -118,17 +121,31 @@ class Settings(_Strict):
 
     @model_validator(mode="after")
     def _slots_do_not_overlap(self) -> Self:
-        ports: dict[int, str] = {}
-        gpus: dict[int, str] = {}
+        ports: dict[tuple[str, int], str] = {}
+        gpus: dict[tuple[str, int], str] = {}
         for name, slot in self.slots.items():
-            if slot.port in ports:
-                message = f"slots {ports[slot.port]} and {name} share port {slot.port}"
+            if (slot.host, slot.port) in ports:
+                message = f"slots {ports[slot.host, slot.port]} and {name} share port {slot.port}"
                 raise wrong_at(("slots", name, "port"), message)
-            ports[slot.port] = name
+            ports[slot.host, slot.port] = name
             for gpu in slot.gpus:
-                if gpu in gpus:
-                    raise wrong_at(("slots", name, "gpus"), f"slots {gpus[gpu]} and {name} share GPU {gpu}")
-                gpus[gpu] = name
+                if (slot.host, gpu) in gpus:
+                    raise wrong_at(("slots", name, "gpus"), f"slots {gpus[slot.host, gpu]} and {name} share GPU {gpu}")
+                gpus[slot.host, gpu] = name
+        return self
+
+    @model_validator(mode="after")
+    def _hosts_lead_somewhere(self) -> Self:
+        if LOCAL in self.hosts:
+            raise wrong_at(("hosts", LOCAL), "local is this machine, and no name for another host")
+        for name in self.hosts:
+            seen, at = [name], self.hosts[name].jump
+            while at:
+                if at not in self.hosts or at in seen:
+                    why = "leads back to it" if at in seen else f"names {at}, which is no host of these settings"
+                    raise wrong_at(("hosts", seen[-1], "jump"), why)
+                seen.append(at)
+                at = self.hosts[at].jump
         return self
 
     @property
@@ -160,6 +177,18 @@ class Settings(_Strict):
     def proposals(self) -> Path:
         """The folder with the candidates that rules proposed."""
         return self.state_dir / "proposals"
+
+    def way_to(self, host: str) -> tuple[tuple[str, Destination], ...]:
+        """Given a host over SSH, return the way there: each jump host by name, the host itself last. Raise NotFound."""
+        if host not in self.hosts:
+            raise NotFound(f"there is no host called {host}; known: {', '.join(self.hosts) or 'none'}")
+        destination = self.hosts[host]
+        return (*(self.way_to(destination.jump) if destination.jump else ()), (host, destination))
+
+    def url_of(self, slot: str) -> str:
+        """Given a slot, return where its server is, for people: the address, and the host where it is not this one."""
+        own = self.slots[slot]
+        return own.place.url if own.host == LOCAL else f"{own.place.url} on host {own.host}"
 
     def benchmark_name(self, slot: str, wanted: str | None = None) -> str:
         """Given a slot and perhaps the benchmark a candidate asks for, return its name. Raise NotFound if there is none."""
@@ -229,7 +258,8 @@ def load_settings(path: Path, *, whole: bool = False) -> Settings:
     )
     keys = ("state_dir", "journal_dir", "log_dir", "policies_dir")
     paths = {key: base / value.expanduser() for key in keys if (value := getattr(settings, key)) is not None}
-    return settings.model_copy(update=paths)
+    hosts = {name: _from_folder(host, base) for name, host in settings.hosts.items()}
+    return settings.model_copy(update={**paths, "hosts": hosts})
 
 
 def load_policies(settings: Settings) -> tuple[Policy, ...]:
@@ -268,6 +298,12 @@ def read_source(path: Path) -> Source:
         raise InvalidInput([Problem(str(path), f"cannot be read: {error.strerror}")]) from None
 
 
+def _from_folder(host: Destination, base: Path) -> Destination:
+    """Take the paths of our own keys from the settings' folder, as all others."""
+    paths = {"identity_file": host.identity_file, "agent": host.agent}
+    return host.model_copy(update={key: base / path.expanduser() for key, path in paths.items() if path is not None})
+
+
 def _with_datasets(
     source: Source, benchmarks: dict[str, Benchmark], base: Path, *, whole: bool
 ) -> dict[str, Benchmark]:
@@ -291,6 +327,9 @@ def _with_datasets(
 def _cross_problems(source: Source, settings: Settings) -> list[Problem]:
     problems = []
     for name, slot in settings.slots.items():
+        if slot.host not in {LOCAL, *settings.hosts}:
+            hint = f"known: {', '.join([LOCAL, *settings.hosts])}; set one up with: autotuner hosts add"
+            problems.append(problem_at(source, ("slots", name, "host"), f"there is no host {slot.host}", hint))
         if slot.benchmark and slot.benchmark not in settings.benchmarks:
             hint = f"known: {', '.join(settings.benchmarks)}"
             problems.append(

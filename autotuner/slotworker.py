@@ -14,7 +14,7 @@ from autotuner.core.verdict import disagreement, judge, lost, next_level
 from autotuner.edge import clock
 from autotuner.edge.host import PortHolder
 from autotuner.edge.rows import SlotRow, Trial
-from autotuner.errors import HostError, StoreError
+from autotuner.errors import HostError, HostKeyRefused, HostUnreachable, StoreError
 
 RETRY_AFTER_S = 5.0  # a failed action is tried again, but not in a tight loop
 
@@ -31,6 +31,7 @@ class SlotWorker:
         self._interrupted_by_start = False
         self._probed_s = 0.0
         self._failed = ""
+        self._cuts = 0
         self._log = log.get().bind(slot=ctx.name)
 
     @property
@@ -51,7 +52,21 @@ class SlotWorker:
                 store.update_slot(name, restore_wanted="the daemon was started")
 
     async def cycle(self) -> Decision:
-        """Observe, decide and carry out or begin to. Raise StoreError where nothing can be recorded."""
+        """Observe, decide and carry out or begin to. Raise StoreError where nothing can be recorded.
+
+        A slot whose host cannot be looked at waits and says why: nothing is known of what runs there.
+        """
+        try:
+            return await self._cycle()
+        except HostError as error:
+            if str(error) != self.last.reason:
+                self._log.warning("cannot look", error=str(error))
+            if isinstance(error, HostKeyRefused):
+                self._give_up_trial(error)
+            self.last = Decision(decide.Wait(), str(error))
+            return self.last
+
+    async def _cycle(self) -> Decision:
         await self._collect()
         recorded = self._record()
         observed = await self._observe(recorded)
@@ -87,10 +102,24 @@ class SlotWorker:
         self._log.error("action failed", doing=doing.what if doing else "", error=self._failed, exc_info=error)
         if isinstance(error, StoreError):
             raise error
+        if self._was_cut(error):
+            return  # the server lives on, and so does the trial
         if doing is not None and doing.trial_id is not None:
             self._end_trial(doing.trial_id, error)
         elif isinstance(error, HostError):
             outcome.blocked(self.ctx, self._failed)
+
+    def _was_cut(self, error: BaseException) -> bool:
+        """Whether an action failed by its connection; that of a host which is no longer itself does not come back."""
+        lost = isinstance(error, HostUnreachable) or self.ctx.host.cuts != self._cuts
+        return lost and isinstance(error, HostError) and not isinstance(error, HostKeyRefused)
+
+    def _give_up_trial(self, error: HostError) -> None:
+        """Conclude the trial in hand by an error: nothing can be done on its host until a person has looked."""
+        trial = self.ctx.store.trial_in_hand(self.ctx.name)
+        if trial is not None and not self.busy:
+            self._end_trial(trial.id, error)
+            outcome.conclude(self.ctx, trial.id)
 
     def _end_trial(self, trial_id: int, error: BaseException) -> None:
         expected = isinstance(error, HostError)
@@ -262,6 +291,7 @@ class SlotWorker:
 
     def _begin(self, work: Coroutine[Any, Any, None], what: str, trial_id: int | None) -> None:
         self._doing = Doing(what, trial_id)
+        self._cuts = self.ctx.host.cuts
         self._task = asyncio.create_task(work)
 
 

@@ -62,7 +62,8 @@ class Figures(Values):
     all of them. `usage_problems` counts requests whose `usage` is missing, has more tokens than were asked for, or fewer
     although `ignore_eos` was; what came out longer or shorter is in no TPOT and no E2E. `send_late_ms` is how long after
     their intended time an open loop's requests went out. `client_note` says what is left out because the client was late,
-    `prompts_said` what the lengths of synthetic prompts rest on.
+    `prompts_said` what the lengths of synthetic prompts rest on. `load_from` is where the load came from, where that was
+    not the server's own machine.
     """
 
     concurrency: Level
@@ -88,6 +89,7 @@ class Figures(Values):
     client_limited: bool = False
     client_note: str = ""
     prompts_said: str = ""
+    load_from: str = ""
     void: str = ""
     drift_ratio: float | None = None
     goodput_limits: GoodputLimits | None = None

@@ -125,7 +125,7 @@ def _report(state: State, name: str) -> None:
     if row.degraded:
         raise Degraded(f"slot {name} is degraded: {row.degraded}; read: autotuner journal tail")
     best = state.store.ladder(name)[0][1]
-    url = state.settings.slots[name].place.url
+    url = state.settings.url_of(name)
     held = "; the queue is held: autotuner resume" if row.paused else ""
     click.echo(f"{best} serves at {url}{held}")
 

@@ -1,6 +1,7 @@
 """`enqueue` and `queue`: put candidates in, list, move and cancel what waits."""
 
 import asyncio
+import contextlib
 import glob
 import sys
 from dataclasses import asdict, dataclass, field
@@ -22,13 +23,14 @@ from autotuner.cli.common import (
 from autotuner.core.candidate import Candidate, parse_candidates
 from autotuner.core.report import duration
 from autotuner.core.state import TrialState
-from autotuner.edge import clock, procfs
+from autotuner.edge import clock
 from autotuner.edge.helpcache import HelpCache
-from autotuner.edge.host_local import LocalHost
 from autotuner.edge.rows import Trial
-from autotuner.errors import AutotunerError, InvalidInput, NotFound, Refused
+from autotuner.engines.flags import Findings
+from autotuner.errors import AutotunerError, HostUnreachable, InvalidInput, NotFound, Refused
+from autotuner.hosts import Hosts
 from autotuner.outcome import planned_s
-from autotuner.preflight import Preflight, place_warnings, slot_problems
+from autotuner.preflight import Preflight, by_itself, place_warnings, slot_problems
 from autotuner.settings import read_source
 
 INVALID, REFUSED = InvalidInput.exit_code, Refused.exit_code
@@ -224,19 +226,24 @@ async def _preflight(state: State, items: list[tuple[_Item, Candidate | None, st
 
     Return what is to be said of the slots, which is the same for all that would run there.
     """
-    host = LocalHost(state.settings.launches)
-    preflight = Preflight(host, HelpCache(state.settings.cache))
+    hosts = Hosts(state.settings)
+    preflights: dict[str, Preflight] = {}
     held: dict[str, tuple[str, ...]] = {}
-    with live_line(quiet=not sys.stderr.isatty()) as show:
+    with contextlib.closing(hosts), live_line(quiet=not sys.stderr.isatty()) as show:
         for number, (item, candidate, _) in enumerate(items, 1):
             if candidate is None or item.status:
                 continue
             show(f"checking {number} of {len(items)}: {item.name} against the flags of its program")
             slot = state.settings.slots[item.slot]
+            host = hosts.of(item.slot)
+            preflight = preflights.setdefault(slot.host, Preflight(host, HelpCache(state.settings.cache)))
             if item.slot not in held:
                 ours = {row.id for row in state.store.open_launches(item.slot)}
-                held[item.slot] = await place_warnings(host, slot, procfs.launch_above, ours)
-            found = await preflight.check(candidate)
+                held[item.slot] = await place_warnings(host, slot, ours)
+            try:
+                found = await preflight.check(candidate)
+            except HostUnreachable as error:
+                found = by_itself(candidate) + Findings(warnings=(f"not checked against its program: {error}",))
             name = state.settings.benchmark_name(item.slot, candidate.benchmark)
             odd = state.settings.objective_of(item.slot).warnings(name, state.settings.benchmarks[name])
             item.warnings = [*found.warnings, *odd, *held[item.slot]]

@@ -1,6 +1,8 @@
 """`validate`: check files without touching anything."""
 
 import asyncio
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,13 @@ from autotuner.cli.common import json_option, print_json, user_cache
 from autotuner.core.candidate import Candidate, parse_candidates
 from autotuner.core.policy import load_policy
 from autotuner.core.source import Source, parse
-from autotuner.edge import procfs
 from autotuner.edge.campaigns import read_campaign
+from autotuner.edge.destination import LOCAL
 from autotuner.edge.helpcache import HelpCache
 from autotuner.edge.host_local import LocalHost
 from autotuner.engines.flags import Findings
-from autotuner.errors import AutotunerError, InvalidInput, Problem
+from autotuner.errors import AutotunerError, HostUnreachable, InvalidInput, Problem
+from autotuner.hosts import Hosts
 from autotuner.preflight import Preflight, by_itself, place_warnings, slot_problems
 from autotuner.settings import Settings, find_settings, load_settings, read_source
 
@@ -100,8 +103,7 @@ class _Checks:
         candidates = parse_candidates(source)
         wrong: list[Problem] = []
         warned: dict[str, list[str]] = {}  # a sweep's candidates mostly share their warnings
-        for candidate in candidates:
-            found = asyncio.run(self._find(candidate))
+        for candidate, found in zip(candidates, asyncio.run(self._find_all(candidates)), strict=True):
             wrong += [Problem(source.name, f"{candidate.name}: {said}") for said in found.problems]
             for said in found.warnings:
                 warned.setdefault(said, []).append(candidate.name)
@@ -115,16 +117,26 @@ class _Checks:
         ]
         return "candidate", said, warnings
 
-    async def _find(self, candidate: Candidate) -> Findings:
+    async def _find_all(self, candidates: Sequence[Candidate]) -> list[Findings]:
+        if self.settings is None:
+            return [await self._find(candidate, None) for candidate in candidates]
+        with contextlib.closing(Hosts(self.settings)) as hosts:
+            return [await self._find(candidate, hosts) for candidate in candidates]
+
+    async def _find(self, candidate: Candidate, hosts: Hosts | None) -> Findings:
         if self.preflight is None:
             return by_itself(candidate)
-        found = await self.preflight.check(candidate, strict=False)
         name = self._slot_of(candidate)
-        if name is None or self.settings is None:
-            return found
-        slot = self.settings.slots[name]
+        if name is None or self.settings is None or hosts is None:
+            return await self.preflight.check(candidate, strict=False)
+        slot, host = self.settings.slots[name], hosts.of(name)
+        preflight = self.preflight if slot.host == LOCAL else Preflight(host, self.preflight.cache)
+        try:
+            found = await preflight.check(candidate, strict=False)
+        except HostUnreachable as error:
+            found = by_itself(candidate) + Findings(warnings=(f"not checked against its program: {error}",))
         if name not in self.held:
-            self.held[name] = await place_warnings(self.preflight.host, slot, procfs.launch_above)
+            self.held[name] = await place_warnings(host, slot)
         return found + Findings(slot_problems(candidate, slot), self.held[name])
 
     def _slot_of(self, candidate: Candidate) -> str | None:

@@ -30,6 +30,8 @@ def level_remarks(f: Figures, benchmark: Benchmark) -> list[str]:
     """Given a level's figures and its benchmark, return all that is to be said of it beside the table."""
     found = [f"void: {f.void}"] if f.void else []
     found += requests_remarks(f)
+    if f.load_from:
+        found.append(f"the load came through {f.load_from}: latencies hold the way there and back")
     if f.client_note:
         found.append(f.client_note)
     if f.requests_retried:

@@ -74,9 +74,13 @@ def interpreter_of(script: str) -> str | None:
         return None
     try:
         with Path(found).open("rb") as f:
-            first = f.readline(512).decode("utf-8", "replace").strip()
+            return interpreter_in(f.readline(512).decode("utf-8", "replace"))
     except OSError:
         return None
+
+
+def interpreter_in(first: str) -> str | None:
+    """Given a program's first line, return the Python that it names; None if it names none."""
     words = first[2:].split() if first.startswith("#!") else []
     named = words[-1] if words else ""
     return named if "python" in named.rpartition("/")[2] else None

@@ -74,10 +74,12 @@ class Host(Protocol):
     """A machine that holds slots. Every method raises HostError when the host cannot do it; DiskFull for want of room.
 
     HostUnreachable says that there is no connection, and so nothing of what runs there. `cuts` counts how often a connection
-    was lost: what was learned over HTTP while it changed may be the connection's fault. Always 0 for this machine.
+    was lost: what was learned over HTTP while it changed may be the connection's fault. Always 0 for this machine, for which
+    `here` is true: its files are ours to look at.
     """
 
     cuts: int
+    here: bool
 
     async def start(self, spec: LaunchSpec) -> None:
         """Start a launch; returns once its server runs or has already ended."""
@@ -117,6 +119,10 @@ class Host(Protocol):
 
     async def reach(self, address: str, port: int) -> tuple[str, int]:
         """Return where we reach what listens there on the host: the same, or this end of a forwarded port."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the host; what runs there lives on."""
         ...
 
     async def launch_of(self, pid: int) -> str | None:

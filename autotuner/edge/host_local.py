@@ -27,8 +27,9 @@ class LocalHost:
     """Runs servers on this machine; `folder` keeps one subfolder a launch, `shim` is the program that holds each."""
 
     cuts = 0
+    here = True
 
-    def __init__(self, folder: Path, shim: Path = SHIM) -> None:
+    def __init__(self, folder: Path, shim: Path | None = None) -> None:
         self._folder = folder
         self._shim = shim
 
@@ -154,6 +155,9 @@ class LocalHost:
         """What listens on this machine is reached where it listens."""
         return address, port
 
+    def close(self) -> None:
+        """Nothing is held open."""
+
     async def launch_of(self, pid: int) -> str | None:
         """Read it from the process's environment, or from its ancestors'."""
         return procfs.launch_above(pid)
@@ -183,7 +187,7 @@ class LocalHost:
         try:
             with (where / "server.log").open("ab") as log:
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", str(self._shim), str(where)),
+                    *(sys.executable, "-I", str(self._shim or SHIM), str(where)),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.DEVNULL,
                     stderr=log,

@@ -64,6 +64,8 @@ class SshHost:
     which it works its folder there; without one the host is only looked at.
     """
 
+    here = False
+
     def __init__(self, way: Sequence[tuple[str, Destination]], controller: str = "") -> None:
         self.cuts = 0
         self.name, self.destination = way[-1]
@@ -186,9 +188,8 @@ class SshHost:
         left_s = self._down_since_s + PATIENCE_S - clock.monotonic_s()
         done, _ = await asyncio.wait({task}, timeout=max(0.0, left_s))
         if not done:
-            down_s = clock.monotonic_s() - self._down_since_s
             raise HostUnreachable(
-                f"host {self.name} has not been reachable for {down_s:.0f} s ({self._why or 'no answer'}); what runs there runs "
+                f"host {self.name} cannot be reached ({self._why or 'no answer'}); what runs there runs "
                 f"on, and is taken up again as soon as the host answers: autotuner hosts test {self.name}"
             )
         return self._connected(task)

@@ -102,6 +102,23 @@ class MachineWatch:
             self._nvml.close()
 
 
+class NoWatch:
+    """Stands in where the server is on another machine, of which this one cannot tell anything."""
+
+    samples: tuple[MachineSample, ...] = ()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def begin(self) -> None:
+        """The steady part begins."""
+
+
 class _NoNvmlError(Exception):
     """There is nothing that could be asked about GPUs, and why."""
 

@@ -63,7 +63,10 @@ class Sshd:
         (self.folder / "config").write_text("\n".join(lines) + "\n")
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [program(), "-D", "-e", "-f", str(self.folder / "config")], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [program(), "-D", "-e", "-f", str(self.folder / "config")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
         until = time.monotonic() + 20
         while time.monotonic() < until and self._process.poll() is None:

@@ -35,6 +35,7 @@ class Host:
     """Has SGLang 0.5.12; its servers' logs are empty."""
 
     help_text = HELP
+    here = True
     asked = 0
 
     async def run(self, argv: tuple[str, ...], timeout_s: float) -> Ran:

@@ -20,6 +20,8 @@ HELP = "usage: server\n  --ctx-size N, -c N   context\n  --flash-attn [on|off]\n
 
 
 class Host:
+    here = True
+
     def __init__(self, *answers: Ran | HostError) -> None:
         self.answers = list(answers)
         self.asked: list[tuple[str, ...]] = []
@@ -216,10 +218,12 @@ class Held:
     async def gpus(self, indices: tuple[int, ...]) -> tuple[GpuUse, ...]:
         return tuple(GpuUse(index, 1.0, 2.0, self.processes) for index in indices)
 
+    async def launch_of(self, pid: int) -> str | None:
+        return {10: "mine", 11: "foreign"}.get(pid)
+
 
 def held(host: Any, ours: set[str] | None) -> tuple[str, ...]:
-    launches = {10: "mine", 11: "foreign"}
-    return asyncio.run(place_warnings(host, Slot(port=8000, gpus=(0,)), launches.get, ours))
+    return asyncio.run(place_warnings(host, Slot(port=8000, gpus=(0,)), ours))
 
 
 def test_a_stranger_on_the_slots_port_or_gpus_is_named() -> None:
