@@ -37,6 +37,7 @@ from autotuner.errors import HostError
 IDLE_WAIT_S = 15.0  # requests of an earlier level that the server has not given up yet
 EXTEND_MAX = 3.0  # a level may last this many times its time where a rule asks for more evidence
 ANSWERS_TIMEOUT_S = 60.0  # no fixed prompt is begun later than this
+FORWARDED = "the load came through a port forwarded to host {host}: latencies hold the way there and back"
 FEW_ANSWERS_MAX = 2.0  # and this many times where fewer requests were answered than run at once
 
 
@@ -231,7 +232,7 @@ class _Level:
             update={"stopped_early": self.rules.ended is not None}
         )
         if not self.ctx.host.here:
-            measured = measured.model_copy(update={"load_from": f"a port forwarded to host {self.ctx.slot.host}"})
+            measured = measured.model_copy(update={"load_from": FORWARDED.format(host=self.ctx.slot.host)})
         if self.client_void:
             measured = measured.model_copy(update={"void": self.client_void})
         # What another client measured wrongly must not be judged; that requests failed is no matter of its clock.

@@ -62,8 +62,8 @@ class Figures(Values):
     all of them. `usage_problems` counts requests whose `usage` is missing, has more tokens than were asked for, or fewer
     although `ignore_eos` was; what came out longer or shorter is in no TPOT and no E2E. `send_late_ms` is how long after
     their intended time an open loop's requests went out. `client_note` says what is left out because the client was late,
-    `prompts_said` what the lengths of synthetic prompts rest on. `load_from` is where the load came from, where that was
-    not the server's own machine.
+    `prompts_said` what the lengths of synthetic prompts rest on. `load_from` says which way the load came to a server on
+    another machine than the daemon's.
     """
 
     concurrency: Level

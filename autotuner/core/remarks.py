@@ -23,6 +23,8 @@ def requests_remarks(f: Figures) -> list[str]:
             f"requests went out {f.send_late_ms['p50']:.0f} ms (p50) and {f.send_late_ms['p99']:.0f} ms (p99) after their "
             "time; latencies count from that time"
         )
+    if f.load_from:
+        found.append(f.load_from)
     return found
 
 
@@ -30,8 +32,6 @@ def level_remarks(f: Figures, benchmark: Benchmark) -> list[str]:
     """Given a level's figures and its benchmark, return all that is to be said of it beside the table."""
     found = [f"void: {f.void}"] if f.void else []
     found += requests_remarks(f)
-    if f.load_from:
-        found.append(f"the load came through {f.load_from}: latencies hold the way there and back")
     if f.client_note:
         found.append(f.client_note)
     if f.requests_retried:

@@ -95,5 +95,10 @@ def _type_in(data: str) -> str:
         blob = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
         return ""
-    length = int.from_bytes(blob[:4], "big")
-    return blob[4 : 4 + length].decode("ascii", "replace") if 0 < length < len(blob) - 4 else ""
+    fields, at = [], 0
+    while at < len(blob):  # each field is its length in four bytes, then itself
+        length = int.from_bytes(blob[at : at + 4], "big")
+        fields.append(blob[at + 4 : at + 4 + length])
+        at += 4 + length
+    whole = at == len(blob) and len(fields) > 1
+    return fields[0].decode("ascii", "replace") if whole else ""

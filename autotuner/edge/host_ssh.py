@@ -179,7 +179,7 @@ class SshHost:
         if self._link is not None:
             return self._link
         if self._refused is not None and clock.monotonic_s() < self._refused[0]:
-            raise self._refused[1]
+            raise type(self._refused[1])(str(self._refused[1]))
         if self._down_since_s is None:
             self._down_since_s = clock.monotonic_s()
         if self._connecting is None:

@@ -22,7 +22,7 @@ CONNECT_TIMEOUT_S = 15.0
 LOGIN_TIMEOUT_S = 30.0
 KEEPALIVE_S = 15.0
 KEEPALIVES_MAX = 3
-_KEX_FAILED = "host key algorithm"  # asyncssh: the server has no key of a type that is pinned
+_KEX_FAILED = "host key"  # in what either side says where the server has no key of a type that is pinned
 
 # What asyncssh would look for itself: in the user's home, in the environment, on smart cards, in Kerberos tickets.
 _NOTHING_ELSE: dict[str, Any] = {
