@@ -31,7 +31,8 @@ Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: tuple[Day, ...] = get_args(Day)
 REQUESTS_MIN = 30  # a level with fewer has one or none beyond its 97th percentile
 
-SlotName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$"
+SlotName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 HostName = SlotName
 Clock = Annotated[str, StringConstraints(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
 

@@ -77,7 +77,7 @@ class SshHost:
         self._why = ""
         self._refused: tuple[float, HostError] | None = None
         self._forwards: dict[tuple[str, int], int] = {}
-        self._log = log.get().bind(host=self.name)
+        self._log = log.get().bind(host=self.name) if controller else None  # a command says itself what it found
 
     async def start(self, spec: LaunchSpec) -> None:
         """Start a launch there; one whose answer was lost with its connection is not started twice."""
@@ -170,7 +170,7 @@ class SshHost:
             self._down_since_s = clock.monotonic_s()
             self._why = why
             self.cuts += 1
-            self._log.warning("connection lost", why=why)
+            self._say("connection lost", why=why)
 
     async def _linked(self) -> "_Link":
         """The open connection, or the next; the attempts go on behind whoever has lost patience."""
@@ -221,15 +221,19 @@ class SshHost:
                 except BaseException:
                     link.abort()
                     raise
-                self._log.info("connected", folder=link.folder)
+                self._say("connected", folder=link.folder)
                 return link
         raise HostUnreachable(f"host {self.name} was given up")  # never: the attempts have no end
 
     def _failed(self, error: BaseException | None) -> None:
         why = str(error) or type(error).__name__
         if why != self._why:
-            self._log.warning("cannot be reached", why=why)
+            self._say("cannot be reached", why=why)
         self._why = why
+
+    def _say(self, what: str, **more: str) -> None:
+        if self._log is not None:
+            self._log.info(what, **more)
 
     async def _forward(self, link: "_Link", address: str, port: int) -> None:
         listener = await link.connection.forward(self._forwards.get((address, port), 0), address, port)

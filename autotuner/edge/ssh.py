@@ -182,9 +182,9 @@ async def fetch_keys(address: str, port: int, before: Connection | None) -> tupl
                     server_host_key_algs=[algorithm],
                     config=None,
                 )
-        except asyncssh.KeyExchangeFailed as error:
+        except asyncssh.Error as error:  # it has no key of this type, and hangs up with or without saying so
             failure = failure or said(error)
-        except (OSError, asyncssh.Error) as error:
+        except OSError as error:
             raise HostUnreachable(f"{address} port {port} cannot be reached: {said(error)}") from None
         else:
             found += [public_key(key.export_public_key().decode())] if key is not None else []

@@ -2,14 +2,12 @@
 
 import json
 import os
-import random
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.house import SLOT, House
+from e2e.house import House
 from fakes.sshd import Sshd
 
 from autotuner.edge import procfs
