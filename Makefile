@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow test-vllm bench-readers bench-client simulate break-even fuzz mutate torture torture-planted check format install-service clean
+.PHONY: help install demo test test-slow test-ssh test-vllm bench-readers bench-client simulate break-even fuzz mutate torture torture-planted check format install-service clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
@@ -23,7 +23,7 @@ demo: $(STAMP) ## run a whole campaign on a real small server (about 5 minutes o
 
 # End-to-end tests wait most of the time, so they run in two lots beside the unit tests, which say what they have to say last. The
 # real engine wants the machine for itself.
-FAST := -m 'not slow and not vllm'
+FAST := -m 'not slow and not ssh and not vllm'
 REAL := tests/e2e/test_real_engine.py
 LOT := tests/e2e/test_campaign.py tests/e2e/test_objective.py
 test: $(STAMP) ## run the tests
@@ -35,7 +35,10 @@ test: $(STAMP) ## run the tests
 	[ $$e2e -eq 0 ] && [ $$lot -eq 0 ] && [ $$unit -eq 0 ] && [ $$real -eq 0 ]
 
 test-slow: $(STAMP) ## run the long tests too (minutes each)
-	$(BIN)/python -m pytest -m 'slow and not vllm'
+	$(BIN)/python -m pytest -m 'slow and not ssh and not vllm'
+
+test-ssh: $(STAMP) ## run the tests against a real OpenSSH server (Debian: openssh-server; some 10 minutes)
+	$(BIN)/python -m pytest -m ssh
 
 test-vllm: $(STAMP) ## run the tests on real vLLM on the CPU, in a .venv-vllm of its own (4 GB; minutes)
 	@$(PYTHON) tests/vllm/setup.py

@@ -5,6 +5,7 @@ every option that asyncssh would take from one of them is given here.
 """
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Sequence
 from pathlib import PurePosixPath
@@ -44,6 +45,10 @@ _NOTHING_ELSE: dict[str, Any] = {
     "preferred_auth": "publickey",
     "disable_trivial_auth": True,
 }
+
+
+# A load that is stopped hangs up on its forwarded port while answers still come through it: asyncio warns of each.
+logging.getLogger("asyncio").addFilter(lambda record: record.getMessage() != "socket.send() raised exception.")
 
 
 class Connection:

@@ -1,31 +1,54 @@
 """Slots on hosts over a real OpenSSH server: verdicts as on this machine, and whatever happens to the connection, one server."""
 
+import asyncio
 import json
 import os
+import random
 import signal
+import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.house import House
+from e2e.house import SLOT, House, free_port
+from fakes.link import Link
 from fakes.sshd import Sshd
 
 from autotuner.edge import procfs
+from autotuner.edge.destination import Destination
+from autotuner.edge.host import LaunchSpec
+from autotuner.edge.host_ssh import SshHost
 
-pytestmark = [pytest.mark.ssh, pytest.mark.e2e]
+pytestmark = [pytest.mark.ssh, pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+def lines(table: dict[str, str]) -> str:
+    return "\n".join(f"{key} = {value}" for key, value in table.items())
+
+
+def clear(remote: Path) -> None:
+    """Kill what a test left on a "host"."""
+    known = {path.name for path in (remote / "launches").glob("*")}
+    for pid in procfs.pids():
+        if procfs.launch_id_of(pid) in known:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
 
 
 class FarHouse(House):
     """A house whose slot is on a host over SSH: the daemon here, the servers there, which is loopback too."""
 
-    def __init__(self, folder: Path, sshd: Sshd) -> None:
+    def __init__(self, folder: Path, sshd: Sshd, port: int | None = None) -> None:
         super().__init__(folder)
         self.sshd = sshd
         self.remote = folder / "remote"
         self.slot["host"] = '"far"'
         self.host = {
             "address": '"127.0.0.1"',
-            "port": str(sshd.port),
+            "port": str(port or sshd.port),
             "user": json.dumps(sshd.user),
             "host_key": json.dumps(sshd.host_key),
             "identity_file": json.dumps(str(sshd.client_key)),
@@ -34,7 +57,7 @@ class FarHouse(House):
 
     def write_settings(self) -> None:
         super().write_settings()
-        text = "\n[hosts.far]\n" + "\n".join(f"{k} = {v}" for k, v in self.host.items()) + "\n"
+        text = f"\n[hosts.far]\n{lines(self.host)}\n"
         with self.settings_file.open("a") as f:
             f.write(text)
 
@@ -46,22 +69,14 @@ class FarHouse(House):
         found = []
         for pid in procfs.pids():
             if procfs.launch_id_of(pid) in self.known() and procfs.start_ticks(pid) is not None:
-                try:
-                    command = Path(f"/proc/{pid}/cmdline").read_bytes()
-                except OSError:
-                    continue
+                command = _command_line(pid)
                 if b"shim-" not in command and str(self.port).encode() in command:
                     found.append(pid)
         return found
 
     def close(self) -> None:
         super().close()
-        for pid in procfs.pids():
-            if procfs.launch_id_of(pid) in self.known():
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+        clear(self.remote)
 
 
 @pytest.fixture
@@ -81,9 +96,9 @@ def far(tmp_path: Path, sshd: Sshd) -> Iterator[FarHouse]:
 def campaign(house: House) -> dict[str, str]:
     """Four candidates, one of each fate; return their verdicts once the best-known serves again."""
     files = [
-        house.candidate("plain", tok_s=20),
-        house.candidate("faster", tok_s=60),
-        house.candidate("slower", tok_s=8),
+        house.candidate("plain", tok_s=10),
+        house.candidate("faster", tok_s=40),
+        house.candidate("slower", tok_s=4),
         house.candidate("broken", mode="crash"),
     ]
     house.start()
@@ -105,5 +120,139 @@ def test_a_campaign_there_has_the_verdicts_of_one_here(far: FarHouse, tmp_path: 
     assert len(far.servers()) == 1
     assert not list(far.state.glob("launches/*"))  # nothing of a server is on the daemon's machine
     shown = far.cli("show", "faster").stdout
-    assert "a port forwarded to host far" in shown
+    assert "the load came through a port forwarded to host far" in shown
     assert "on host far" in far.cli("restore-best", "--wait").stdout
+
+
+def test_two_hosts_are_worked_at_once_and_one_that_is_down_holds_up_nobody(
+    far: FarHouse, sshd: Sshd, tmp_path: Path
+) -> None:
+    other = Sshd(tmp_path / "other").start()
+    try:
+        there = {**far.host, "port": str(other.port), "host_key": json.dumps(other.host_key)}
+        there |= {"identity_file": json.dumps(str(other.client_key)), "folder": json.dumps(str(tmp_path / "remote2"))}
+        slot = {
+            "host": '"other"',
+            "port": str(free_port()),
+            "start_timeout_s": "30",
+            "stop_grace_s": "2",
+            "drain_s": "1",
+        }
+        far.extra = f"[hosts.other]\n{lines(there)}\n[slots.u]\n{lines(slot)}"
+        far.write_settings()
+        other.stop()
+        files = [far.candidate("base", tok_s=10), far.candidate("faster", tok_s=40)]
+        far.start()
+        for name in (SLOT, "u"):
+            far.cli("enqueue", "--no-preflight", "--slot", name, *files)
+        far.wait_settled(120)
+        assert far.serving() == "faster"
+        mine = {t.slot: str(t.state) for t in far.read(lambda s: s.trials("u"))}
+        assert mine == {"u": "queued"}
+        shown = far.cli("status", "--slot", "u").stdout
+        assert "host other cannot be reached" in shown, shown
+        other.start()
+        far.wait(lambda: not far.read(lambda s: s.queue("u") or s.trial_in_hand("u")), 150, "the other host's queue")
+        verdicts = {t.name: str(t.verdict) for t in far.read(lambda s: s.trials("u"))}
+        assert verdicts == {"base": "pass", "faster": "pass"}
+        assert far.serving() == "faster"
+    finally:
+        other.stop()
+        clear(tmp_path / "remote2")
+
+
+CUTS = 50
+
+
+def test_a_campaign_over_a_link_that_is_cut_50_times_ends_as_one_without(tmp_path: Path, sshd: Sshd) -> None:
+    """Reset, hung, refused, its session killed, the whole SSH server gone for a while: in turn, at random moments."""
+    seed = int(os.environ.get("AUTOTUNER_SEED", "7"))
+    rng = random.Random(seed)
+    with Link(sshd.port) as link:
+        house = FarHouse(tmp_path, sshd, link.port)
+        try:
+            files = [
+                house.candidate("plain", tok_s=10),
+                house.candidate("faster", tok_s=40),
+                house.candidate("broken", mode="crash"),
+            ]
+            house.start()
+            house.cli("enqueue", "--no-preflight", *files)
+            for number in range(CUTS):
+                until = time.monotonic() + rng.uniform(0.2, 5.0)
+                while time.monotonic() < until:
+                    assert len(house.servers()) <= 1, f"two servers after cut {number}; AUTOTUNER_SEED={seed}"
+                    time.sleep(0.05)
+                _break(number % 5, link, sshd, rng)
+            house.wait_settled(240)
+            assert house.verdicts() == {"plain": "pass", "faster": "pass", "broken": "fail"}, f"AUTOTUNER_SEED={seed}"
+            house.wait_serving("faster", 60)
+            assert "entries intact" in house.cli("journal", "verify").stdout
+        finally:
+            house.close()
+
+
+def _break(kind: int, link: Link, sshd: Sshd, rng: random.Random) -> None:
+    if kind == 0:
+        link.reset()
+    elif kind == 1:
+        link.reset_after(rng.randrange(20_000))
+    elif kind == 2:
+        sshd.cut()
+    elif kind == 3:
+        link.refuses = True
+        link.reset()
+        time.sleep(rng.uniform(0.1, 3.0))
+        link.refuses = False
+    else:
+        sshd.stop()
+        time.sleep(rng.uniform(0.1, 1.0))
+        sshd.start()
+
+
+def test_a_link_cut_after_any_number_of_bytes_leaves_one_server_and_its_whole_log(tmp_path: Path, sshd: Sshd) -> None:
+    """Start, read and stop a server over a link that is reset after 1, 2, ... times so many bytes: each message in turn."""
+
+    async def work() -> None:
+        with Link(sshd.port) as link:
+            to = Destination(
+                address="127.0.0.1", port=link.port, user=sshd.user, host_key=sshd.host_key,
+                identity_file=sshd.client_key, folder=str(tmp_path / "remote"),
+            )  # fmt: skip
+            host = SshHost([("far", to)], "me")
+            try:
+                await host.free_disk_mib()
+                for step in range(CUTS):
+                    link.reset_after(37 * step)
+                    await _one_life(host, uuid.uuid4().hex[:16], tmp_path / "remote")
+                assert host.cuts >= CUTS // 2
+            finally:
+                host.close()
+                clear(tmp_path / "remote")
+
+    asyncio.run(work())
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it ended while we looked
+        return b""
+
+
+async def _one_life(host: SshHost, launch_id: str, remote: Path) -> None:
+    text = (
+        "trap 'exit 3' TERM; i=0; while [ $i -lt 200 ]; do echo line $i; i=$((i+1)); done; while :; do sleep 0.05; done"
+    )
+    await host.start(LaunchSpec(launch_id, "t", ("/bin/sh", "-c", text), {}))
+    read = b""
+    while not read.endswith(b"line 199\n"):
+        read += await host.read_log(launch_id, len(read), 500)
+    assert read == b"".join(b"line %d\n" % i for i in range(200))
+    assert (await host.inspect(launch_id)).alive
+    shell = [pid for pid in procfs.of_launch(launch_id) if b"line $i" in _command_line(pid)]
+    assert len(shell) == 1
+    seen = await host.stop(launch_id, 5.0)
+    assert (seen.alive, seen.exit_code) == (False, 3)
+    assert not procfs.of_launch(launch_id)
+    assert not (remote / "launches" / launch_id / "revoked.json").exists()
