@@ -24,8 +24,10 @@ from autotuner.core.policy import Facts, Fired, holding
 from autotuner.core.verdict import LevelReading, LevelResult, disagreement, too_late_best
 from autotuner.core.watching import LevelRules, server_ended
 from autotuner.edge import clock
-from autotuner.edge.foreign_load import load_for
+from autotuner.edge.foreign_load import ForeignLoad, load_for
 from autotuner.edge.host import ServerSeen
+from autotuner.edge.load import Load
+from autotuner.edge.load_far import FarLoad
 from autotuner.edge.machine import MachineWatch, NoWatch
 from autotuner.edge.probes import GENERATE_TIMEOUT_S, Probe
 from autotuner.edge.rows import Trial
@@ -37,6 +39,7 @@ from autotuner.errors import HostError
 IDLE_WAIT_S = 15.0  # requests of an earlier level that the server has not given up yet
 EXTEND_MAX = 3.0  # a level may last this many times its time where a rule asks for more evidence
 ANSWERS_TIMEOUT_S = 60.0  # no fixed prompt is begun later than this
+ON_HOST = "the load was driven on host {host} itself"
 FORWARDED = "the load came through a port forwarded to host {host}: latencies hold the way there and back"
 FEW_ANSWERS_MAX = 2.0  # and this many times where fewer requests were answered than run at once
 
@@ -124,6 +127,7 @@ class _Level:
         self._looked_s = 0.0
         self._steady_from: int | None = None
         self._machine: tuple[MachineSample, ...] = ()
+        self.load_from = ""
         self.client_void = ""  # why what another client measured must not be used
 
     def _plan(self) -> LevelPlan:
@@ -181,15 +185,7 @@ class _Level:
         """Run the load to its end or until a rule ends it; return its samples, None if the server died first."""
         await self.log.facts()
         model = await probe.model()
-        load_of_level = load_for(
-            (await self.ctx.reach()).url,
-            self.benchmark,
-            self.action.level,
-            model,
-            longest_s=EXTEND_MAX * self.benchmark.seconds,
-            launch=self._launches_before(),
-            cache=self.ctx.settings.cache,
-        )
+        load_of_level = await self._load(model)
         watch = MachineWatch(self.ctx.slot.gpus) if self.ctx.host.here else NoWatch()
         async with watch as machine, load_of_level as load:
             async for message in load.messages():
@@ -208,6 +204,24 @@ class _Level:
                 elif self._over():
                     load.finish()
         return None
+
+    async def _load(self, model: str | None) -> Load | ForeignLoad:
+        """The load of the level: from the server's own host where that can be, else through a port forwarded to it."""
+        host, benchmark, reached = self.ctx.host, self.benchmark, (await self.ctx.reach()).url
+        if host.can_bench and benchmark.client == "autotuner" and not benchmark.dataset:
+            self.load_from = ON_HOST.format(host=self.ctx.slot.host)
+            longest = benchmark.model_copy(update={"seconds": EXTEND_MAX * benchmark.seconds})
+            return FarLoad(host, self.ctx.slot.place.url, reached, longest, self.action.level, model)
+        self.load_from = "" if host.here else FORWARDED.format(host=self.ctx.slot.host)
+        return load_for(
+            reached,
+            benchmark,
+            self.action.level,
+            model,
+            longest_s=EXTEND_MAX * benchmark.seconds,
+            launch=self._launches_before(),
+            cache=self.ctx.settings.cache,
+        )
 
     def _launches_before(self) -> int:
         """How many launches of the candidate were for trials before this one: the n-th of each is sent the same prompts."""
@@ -231,8 +245,8 @@ class _Level:
         measured = figures_under(samples, self.objective.limits, ignore_eos=self.benchmark.ignore_eos).model_copy(
             update={"stopped_early": self.rules.ended is not None}
         )
-        if not self.ctx.host.here:
-            measured = measured.model_copy(update={"load_from": FORWARDED.format(host=self.ctx.slot.host)})
+        if self.load_from:
+            measured = measured.model_copy(update={"load_from": self.load_from})
         if self.client_void:
             measured = measured.model_copy(update={"void": self.client_void})
         # What another client measured wrongly must not be judged; that requests failed is no matter of its clock.

@@ -61,6 +61,8 @@ class Order(BaseModel):
 
 def command() -> tuple[str, ...]:
     """Return the argv that starts a worker."""
+    if sys.argv[0].endswith(".pyz"):  # copied to another host as one file
+        return (sys.executable, "-I", sys.argv[0])
     return (sys.executable, "-m", "autotuner.bench.worker")
 
 

@@ -176,7 +176,7 @@ async def _do(host: AgentHost, what: str, given: dict[str, Any]) -> Any:
             return await host.launch_of(given["pid"])
         case "facts":
             time_s = clock.monotonic_s() + clock.realtime_ahead_s()
-            return {"python": platform.python_version(), "time_s": time_s, "name": platform.node()}
+            return {"python": platform.python_version(), "time_s": time_s, "cores": len(os.sched_getaffinity(0))}
         case _:
             raise HostError(f"the agent does not know how to {what}")
     return dataclasses.asdict(found) if found is not None else None

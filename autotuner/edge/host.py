@@ -4,7 +4,7 @@ Everything the daemon does to a machine goes through this protocol, so one fake 
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,17 @@ class Host(Protocol):
     `here` is true: its files are ours to look at.
     """
 
-    cuts: int
     here: bool
+
+    @property
+    def cuts(self) -> int:
+        """How many connections were lost."""
+        ...
+
+    @property
+    def can_bench(self) -> bool:
+        """Whether a load can be driven on the host itself, where that is not this machine."""
+        ...
 
     async def start(self, spec: LaunchSpec) -> None:
         """Start a launch; returns once its server runs or has already ended."""
@@ -119,6 +128,10 @@ class Host(Protocol):
 
     async def reach(self, address: str, port: int) -> tuple[str, int]:
         """Return where we reach what listens there on the host: the same, or this end of a forwarded port."""
+        ...
+
+    async def start_bench(self) -> tuple[Any, int]:
+        """Start the load client on the host itself; return its process and the cores that it may use."""
         ...
 
     def close(self) -> None:

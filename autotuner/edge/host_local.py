@@ -28,6 +28,7 @@ class LocalHost:
 
     cuts = 0
     here = True
+    can_bench = False
 
     def __init__(self, folder: Path, shim: Path | None = None) -> None:
         self._folder = folder
@@ -154,6 +155,10 @@ class LocalHost:
     async def reach(self, address: str, port: int) -> tuple[str, int]:
         """What listens on this machine is reached where it listens."""
         return address, port
+
+    async def start_bench(self) -> tuple[Any, int]:
+        """The daemon's own load client is on this machine."""
+        raise HostError("the load client is started by the daemon on its own machine")
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -25,6 +25,7 @@ from autotuner.edge.host_local import AFTER_GRACE_S, START_WAIT_S
 from autotuner.errors import DiskFull, HostError, HostUnreachable
 
 AGENT = "autotuner.edge.agent"
+BENCH = "autotuner.bench.worker"
 PATIENCE_S = 20.0  # how long a question waits for a lost connection to come back before it is given up
 RETRY_MAX_S = 15.0
 REFUSED_FOR_S = 30.0  # a host with a wrong key is not asked again at once
@@ -53,6 +54,25 @@ runpy.run_path(path, run_name="__main__")
 """
 
 
+# Whether a Python can run the load client, and whether that is there and whole.
+PROBE = """\
+import hashlib, sys
+def look():
+    if sys.version_info < (3, 11):
+        return "it is Python " + sys.version.split()[0] + ", and 3.11 is needed"
+    try:
+        import pydantic
+    except ImportError:
+        return "it has no pydantic"
+    try:
+        with open(sys.argv[1], "rb") as f:
+            return "ready" if hashlib.sha256(f.read()).hexdigest() == sys.argv[2] else "missing"
+    except OSError:
+        return "missing"
+print(look())
+"""
+
+
 class _LostError(Exception):
     """The connection, or the agent on it, is gone."""
 
@@ -67,7 +87,7 @@ class SshHost:
     here = False
 
     def __init__(self, way: Sequence[tuple[str, Destination]], controller: str = "") -> None:
-        self.cuts = 0
+        self._cuts = 0
         self.name, self.destination = way[-1]
         self._way = tuple(way)
         self._controller = controller
@@ -78,6 +98,16 @@ class SshHost:
         self._refused: tuple[float, HostError] | None = None
         self._forwards: dict[tuple[str, int], int] = {}
         self._log = log.get().bind(host=self.name) if controller else None  # a command says itself what it found
+
+    @property
+    def cuts(self) -> int:
+        """How often a connection was lost; the present one counts once it is, whoever asks next."""
+        return self._cuts + (self._link is not None and bool(self._link.lost))
+
+    @property
+    def can_bench(self) -> bool:
+        """Whether the settings name a Python there that can run the load client."""
+        return self.destination.bench_python is not None
 
     async def start(self, spec: LaunchSpec) -> None:
         """Start a launch there; one whose answer was lost with its connection is not started twice."""
@@ -143,6 +173,25 @@ class SshHost:
             await self._forward(link, address, port)
         return "127.0.0.1", self._forwards[address, port]
 
+    async def start_bench(self) -> tuple[asyncssh.SSHClientProcess[bytes], int]:
+        """Start the load client there, copied and compared first; return its process, and the cores that it may use.
+
+        Raise HostError where its Python cannot run it.
+        """
+        link, python = await self._linked(), str(self.destination.bench_python)
+        program = bundle("bench", BENCH)
+        path = str(PurePosixPath(link.folder) / program.file_name)
+        ran = await self.run((python, "-I", "-c", PROBE, path, program.sha256), ANSWER_S)
+        found = one_line(ran.output.strip()[-200:], 200)
+        if found == "missing":
+            await link.connection.put(link.folder, program)
+        elif found != "ready":
+            raise HostError(
+                f"the benchmark cannot run with {python} on host {self.name}: {found} ([hosts.{self.name}] bench_python)"
+            )
+        cores = int((await self.facts())["cores"])
+        return await link.connection.start((python, "-I", "-c", STARTER, path, program.sha256)), cores
+
     def close(self) -> None:
         """Let go of the host; its servers live on."""
         if self._connecting is not None:
@@ -169,7 +218,7 @@ class SshHost:
             self._link = None
             self._down_since_s = clock.monotonic_s()
             self._why = why
-            self.cuts += 1
+            self._cuts += 1
             self._say("connection lost", why=why)
 
     async def _linked(self) -> "_Link":
@@ -286,7 +335,7 @@ class _Link:
     async def _read(self) -> None:
         why = "the host closed the connection"
         try:
-            async for line in self._process.stdout:
+            async for line in ssh.lines(self._process.stdout):
                 reply = json.loads(line)
                 waiting = self._waiting.get(reply["id"])
                 if waiting is not None and not waiting.done():

@@ -49,7 +49,7 @@ class Load:
         self.void = ""  # what our own client has to say against a level is in its samples
         self._benchmark = benchmark
         self._cache = cache
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Any = None  # one of asyncio's, or of another host's with the same methods
 
     async def __aenter__(self) -> Self:
         if self._cache is not None:
@@ -58,13 +58,7 @@ class Load:
             words = await words_for(self._job["url"], self._benchmark, self._job["model"], self._job["api_key"])
             self._job["words"] = words.model_dump(mode="json")
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *worker.command(),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                limit=LINE_BYTES_MAX,
-            )
+            self._process = await self._start()
         except OSError as error:
             raise HostError(f"the benchmark worker cannot be run: {error.strerror}") from None
         self._input.write(json.dumps(self._job).encode() + b"\n")
@@ -87,7 +81,7 @@ class Load:
         """Yield what the worker says; the last message is its samples. Raise HostError if it ends without them."""
         if self._process is None or self._process.stdout is None:
             raise HostError("the benchmark worker was not started")
-        async for line in self._process.stdout:
+        async for line in self._lines():
             try:
                 message = read_message(line)
             except ValidationError as error:
@@ -97,6 +91,16 @@ class Load:
                 return
         said = await self._process.stderr.read(2000) if self._process.stderr else b""
         raise HostError(f"the benchmark worker ended without a result: {said.decode('utf-8', 'replace').strip()}")
+
+    async def _start(self) -> Any:
+        pipe = asyncio.subprocess.PIPE
+        return await asyncio.create_subprocess_exec(
+            *worker.command(), stdin=pipe, stdout=pipe, stderr=pipe, limit=LINE_BYTES_MAX
+        )
+
+    async def _lines(self) -> AsyncIterator[bytes]:
+        async for line in self._process.stdout:
+            yield line
 
     async def _end(self) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -117,7 +121,7 @@ class Load:
             self._input.close()
 
     @property
-    def _input(self) -> asyncio.StreamWriter:
+    def _input(self) -> Any:
         if self._process is None or self._process.stdin is None:
             raise HostError("the benchmark worker was not started")
         return self._process.stdin

@@ -7,7 +7,7 @@ every option that asyncssh would take from one of them is given here.
 import asyncio
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -196,6 +196,17 @@ async def fetch_keys(address: str, port: int, before: Connection | None) -> tupl
     if not found:
         raise HostUnreachable(f"{address} port {port} shows no key that can be pinned: {failure}")
     return tuple(found)
+
+
+async def lines(stream: asyncssh.SSHReader[bytes]) -> AsyncIterator[bytes]:
+    """Yield a stream's whole lines, however long: asyncssh's own hand out one that exceeds its window in pieces."""
+    begun: list[bytes] = []
+    while piece := await stream.read(1 << 18):
+        *whole, rest = piece.split(b"\n")
+        for line in whole:
+            yield b"".join([*begun, line])
+            begun.clear()
+        begun.append(rest)
 
 
 def said(error: BaseException) -> str:

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -55,8 +56,10 @@ class FarHouse(House):
             "folder": json.dumps(str(self.remote)),
         }
 
-    def write_settings(self) -> None:
+    def write_settings(self, *, bench_on_host: bool = True) -> None:
         super().write_settings()
+        self.host["bench_python"] = json.dumps(sys.executable if bench_on_host else "")
+        self.host = {key: value for key, value in self.host.items() if value != '""'}
         text = f"\n[hosts.far]\n{lines(self.host)}\n"
         with self.settings_file.open("a") as f:
             f.write(text)
@@ -120,7 +123,13 @@ def test_a_campaign_there_has_the_verdicts_of_one_here(far: FarHouse, tmp_path: 
     assert len(far.servers()) == 1
     assert not list(far.state.glob("launches/*"))  # nothing of a server is on the daemon's machine
     shown = far.cli("show", "faster").stdout
-    assert "the load came through a port forwarded to host far" in shown
+    assert "the load was driven on host far itself" in shown
+    far.end()
+    far.write_settings(bench_on_host=False)
+    far.start()
+    far.cli("enqueue", "--no-preflight", "--again", far.candidate("slower", tok_s=4))
+    far.wait_settled(60)
+    assert "the load came through a port forwarded to host far" in far.cli("show", "slower").stdout
     assert "on host far" in far.cli("restore-best", "--wait").stdout
 
 
