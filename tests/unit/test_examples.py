@@ -17,6 +17,7 @@ from autotuner.core.confirm import Noise
 from autotuner.core.objective import Constraints, Objective, score
 from autotuner.core.policy import FACTS, MOMENTS, Rule
 from autotuner.core.speculation import assess
+from autotuner.edge.destination import Destination
 from autotuner.engines.base import Speculation, Window
 from autotuner.errors import AutotunerError
 from autotuner.settings import Budget, Settings, Slot
@@ -106,7 +107,19 @@ def test_the_guide_names_every_exit_code() -> None:
 
 @pytest.mark.parametrize(
     "model",
-    [Settings, Slot, Benchmark, Objective, Constraints, Noise, Budget, MaintenanceWindow, CandidateFile, Launch],
+    [
+        Settings,
+        Slot,
+        Destination,
+        Benchmark,
+        Objective,
+        Constraints,
+        Noise,
+        Budget,
+        MaintenanceWindow,
+        CandidateFile,
+        Launch,
+    ],
     ids=lambda model: model.__name__,
 )
 def test_the_guide_names_every_key(model: type[BaseModel]) -> None:

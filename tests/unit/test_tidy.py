@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -137,6 +138,50 @@ def test_no_command_goes_through_a_shell() -> None:
             )
             for keyword in call.keywords:
                 assert keyword.arg != "shell" or ast.unparse(keyword.value) == "False", name
+
+
+def test_one_module_opens_ssh_connections_and_says_all_that_asyncssh_would_look_up() -> None:
+    openers = {
+        "connect",
+        "connect_reverse",
+        "run_client",
+        "listen",
+        "listen_reverse",
+        "create_connection",
+        "create_server",
+        "scp",
+    }
+    asking = {*openers, "get_server_host_key", "get_server_auth_methods"}
+    found = [
+        (name, call)
+        for name in MODULES
+        for call in calls(name)
+        if isinstance(call.func, ast.Attribute)
+        and ast.unparse(call.func.value) == "asyncssh"
+        and call.func.attr in asking
+    ]
+    assert [(name, str(call.func.attr)) for name, call in found if isinstance(call.func, ast.Attribute)] == [
+        ("edge/ssh.py", "connect"),
+        ("edge/ssh.py", "get_server_host_key"),
+    ]
+    connect, fetch = ({k.arg: ast.unparse(k.value) for k in call.keywords} for _, call in found)
+    assert connect["known_hosts"] == "(pinned, [], [])"
+    assert {"client_keys", "agent_path", "username", "tunnel", "connect_timeout", "login_timeout"} <= set(connect)
+    assert connect[None] == "_NOTHING_ELSE"  # type: ignore[index]
+    assert fetch["config"] == "None"
+    assert '"config": None' in text_of("edge/ssh.py")
+    for name in MODULES:
+        assert "asyncssh" not in top_level(name) or name in {"edge/ssh.py", "edge/host_ssh.py"}
+        assert not re.search(r"known_hosts\s*=\s*None|SSH_AUTH_SOCK", text_of(name)), name
+
+
+def test_what_is_copied_to_another_host_needs_nothing_but_python() -> None:
+    from autotuner.edge.bundle import PACKAGE as ROOT_OF_BUNDLES
+    from autotuner.edge.bundle import closure
+
+    for path in closure("autotuner.edge.agent"):
+        name = path.relative_to(ROOT_OF_BUNDLES).as_posix()
+        assert top_level(name) <= {*sys.stdlib_module_names, "autotuner"}, name
 
 
 def test_one_module_builds_shell_lines() -> None:
