@@ -1,0 +1,194 @@
+"""A connection that is lost fails no trial and stops no server; a host that is not itself any more ends its trial, and no more."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotuner import act, outcome
+from autotuner.bench.benchmark import Benchmark
+from autotuner.context import SlotContext
+from autotuner.core import decide
+from autotuner.core.candidate import Candidate, Launch
+from autotuner.core.state import LaunchState, Purpose
+from autotuner.edge.host import PortHolder, ServerSeen
+from autotuner.edge.rows import LaunchRow
+from autotuner.edge.store import Store
+from autotuner.errors import HostError, HostKeyRefused, HostUnreachable
+from autotuner.settings import Settings
+from autotuner.slotworker import SlotWorker
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDIKiIpGpLLeFwHnRTAGRIw+cCSrqcCAVUUiFnEuOeHm"
+HOSTS = {"far": {"address": "10.0.0.7", "user": "ops", "host_key": KEY, "identity_file": "/k"}}
+SETTINGS = Settings.model_validate(
+    {"state_dir": "/nowhere", "slots": {"t": {"port": 1, "host": "far"}}, "hosts": HOSTS}
+)
+AT = "2026-11-29 15:02:14Z"
+MADE = Candidate(name="a", engine="command", launch=Launch(command=("serve", "{port}")))
+
+
+class FarHost:
+    """A host whose connection is as the test says; `stopped` counts the servers it was told to stop."""
+
+    here = can_bench = False
+
+    def __init__(self) -> None:
+        self.cuts = 0
+        self.error: HostError | None = None
+        self.seen = ServerSeen("x", alive=True)
+        self.stopped = 0
+        self.cut_by_inspect = False
+
+    def _ask(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    async def inspect(self, launch_id: str) -> ServerSeen:
+        self._ask()
+        self.cuts += self.cut_by_inspect
+        return self.seen
+
+    async def stop(self, launch_id: str, grace_s: float) -> ServerSeen:
+        self._ask()
+        self.stopped += 1
+        return ServerSeen(launch_id, alive=False)
+
+    async def start(self, spec: Any) -> None:
+        self._ask()
+
+    async def gpus(self, indices: Any) -> tuple[()]:
+        return ()
+
+    async def port_holder(self, port: int) -> PortHolder | None:
+        self._ask()
+        return None
+
+    async def free_disk_mib(self) -> float:
+        self._ask()
+        return 1e6
+
+    async def read_log(self, launch_id: str, offset: int, limit: int = 1 << 20) -> bytes:
+        self._ask()
+        return b""
+
+    async def reach(self, address: str, port: int) -> tuple[str, int]:
+        self._ask()
+        return "127.0.0.1", 1  # nothing listens there
+
+
+@pytest.fixture
+def ctx(tmp_path: Path) -> Iterator[SlotContext]:
+    store = Store(tmp_path / "state.db")
+    yield SlotContext("t", SETTINGS, (), store, host=FarHost())  # type: ignore[arg-type]
+    store.close()
+
+
+def host(ctx: SlotContext) -> FarHost:
+    assert isinstance(ctx.host, FarHost)
+    return ctx.host
+
+
+def begin(ctx: SlotContext, state: LaunchState = LaunchState.SERVING) -> LaunchRow:
+    """A trial in hand with its launch."""
+    ctx.store.put_candidate(MADE, "", "x.toml")
+    trial_id = ctx.store.add_trial("t", MADE, ("quick", Benchmark(levels=(1,))), AT)
+    outcome.begin_trial(ctx, trial_id)
+    row = LaunchRow(
+        id="launch1", slot="t", candidate_id=MADE.id, name="a", purpose=Purpose.TRIAL, trial_id=trial_id, state=state,
+        intended_at=AT, boot_id="b", mono_s=1.0, ready_s=None, gpu_used_mib={}, ended_at=None, exit_code=None,
+        end_asked=False, diagnosis=None,
+    )  # fmt: skip
+    ctx.store.add_launch(row)
+    return row
+
+
+async def failed(worker: SlotWorker, error: Exception, trial_id: int | None) -> None:
+    """An action of the worker has failed by an error; the next cycle takes that in."""
+
+    async def fail() -> None:
+        raise error
+
+    worker._begin(fail(), "measuring", trial_id)
+    await asyncio.sleep(0)
+
+
+def test_a_slot_whose_host_is_away_waits_and_says_so(ctx: SlotContext) -> None:
+    row = begin(ctx)
+    host(ctx).error = HostUnreachable("host far cannot be reached")
+    worker = SlotWorker(ctx)
+    decision = asyncio.run(worker.cycle())
+    assert (decision.action, decision.reason) == (decide.Wait(), "host far cannot be reached")
+    assert ctx.store.launch(row.id).state is LaunchState.SERVING
+    assert ctx.store.trial_in_hand("t") is not None
+
+
+@pytest.mark.parametrize("error", [HostUnreachable("away"), HostError("the benchmark worker ended without a result")])
+def test_an_action_that_lost_its_connection_leaves_the_trial_in_hand(ctx: SlotContext, error: HostError) -> None:
+    row = begin(ctx)
+    worker = SlotWorker(ctx)
+
+    async def work() -> None:
+        await failed(worker, error, row.trial_id)
+        host(ctx).cuts += 1
+        await worker.cycle()
+
+    asyncio.run(work())
+    trial = ctx.store.trial_in_hand("t")
+    assert trial is not None
+    assert not trial.ended
+
+
+def test_an_error_without_a_lost_connection_ends_the_trial_as_ever(ctx: SlotContext) -> None:
+    row = begin(ctx)
+    worker = SlotWorker(ctx)
+
+    async def work() -> None:
+        await failed(worker, HostError("no such program"), row.trial_id)
+        await worker.cycle()
+
+    asyncio.run(work())
+    [trial] = ctx.store.trials("t")
+    assert str(trial.verdict or "error") == "error"
+    assert ctx.store.trial_in_hand("t") is None or ctx.store.trial_in_hand("t").ended  # type: ignore[union-attr]
+
+
+def test_a_host_that_shows_another_key_ends_its_trial_and_is_left_alone(ctx: SlotContext) -> None:
+    begin(ctx)
+    host(ctx).error = HostKeyRefused("host key changed: host far does not show its pinned key")
+    worker = SlotWorker(ctx)
+    for _ in range(3):
+        assert asyncio.run(worker.cycle()).action == decide.Wait()
+    [trial] = ctx.store.trials("t")
+    assert str(trial.verdict) == "error"
+    assert any("host key changed" in entry.text for entry in ctx.store.entries_after(0))
+    assert host(ctx).stopped == 0
+
+
+def test_a_server_that_could_not_be_asked_is_not_stopped(ctx: SlotContext) -> None:
+    row = begin(ctx)
+    host(ctx).cut_by_inspect = True
+    with pytest.raises(HostUnreachable):
+        asyncio.run(act.verify(ctx, decide.Verify(row.id)))
+    assert host(ctx).stopped == 0
+    host(ctx).cut_by_inspect = False
+    asyncio.run(act.verify(ctx, decide.Verify(row.id)))  # the connection held, and the server generated nothing
+    assert host(ctx).stopped == 1
+
+
+def test_an_order_that_never_arrived_says_nothing_of_the_candidate(ctx: SlotContext) -> None:
+    begin(ctx, LaunchState.ENDED)
+    trial = ctx.store.trial_in_hand("t")
+    assert trial is not None
+    host(ctx).error = HostUnreachable("away")
+    with pytest.raises(HostUnreachable):
+        asyncio.run(act.launch(ctx, decide.Launch(MADE.id, "a", Purpose.TRIAL, trial.id)))
+    [row] = ctx.store.open_launches("t")
+    host(ctx).error = None
+    host(ctx).seen = ServerSeen(row.id, alive=False, error="it was never started", never_started=True)
+    asyncio.run(act.record_end(ctx, decide.RecordEnd(row.id)))
+    assert not ctx.store.open_launches("t")
+    again = ctx.store.trial_in_hand("t")
+    assert again is not None
+    assert not again.ended
