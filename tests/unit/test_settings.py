@@ -369,3 +369,48 @@ def test_an_objective_that_a_benchmark_of_rates_cannot_have_is_refused(tmp_path:
 def test_weights_of_rates_are_written_as_keys_in_quotes(tmp_path: Path) -> None:
     more = '[objective]\nmaximise = "geometric_mean"\nweights = { "0.5" = 2, 8 = 1 }\n'
     assert load_settings(write(tmp_path, RATES + more)).objective.weights == {0.5: 2.0, 8: 1.0}
+
+
+# --- hosts over SSH
+
+PINNED = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDIKiIpGpLLeFwHnRTAGRIw+cCSrqcCAVUUiFnEuOeHm"
+FAR = f'[hosts.far]\naddress = "10.0.0.7"\nuser = "ops"\nhost_key = "{PINNED} a comment"\nidentity_file = "keys/id"\n'
+
+
+def test_a_slot_may_be_on_another_host_and_shares_nothing_with_one_here(tmp_path: Path) -> None:
+    text = f'{GOOD}{FAR}[slots.there]\nhost = "far"\nport = 30000\ngpus = [0, 1]\nbenchmark = "chat"\n'
+    settings = load_settings(write(tmp_path, text))
+    [(name, far)] = settings.way_to("far")
+    assert (name, far.host_key, far.identity_file) == ("far", (PINNED,), tmp_path / "keys/id")
+    assert settings.url_of("there") == "http://127.0.0.1:30000 on host far"
+    assert settings.url_of("kimi") == "http://127.0.0.1:30000"
+
+
+@pytest.mark.parametrize(
+    ("more", "line", "says"),
+    [
+        ('[slots.b]\nhost = "fra"\nport = 1\nbenchmark = "code"\n', 'host = "fra"', "there is no host fra"),
+        (f'{FAR}jump = "gate"\n', 'jump = "gate"', "names gate, which is no host"),
+        (f'{FAR}jump = "far"\n', 'jump = "far"', "leads back to it"),
+        (FAR.replace("hosts.far", "hosts.local"), "[hosts.local]", "this machine"),
+        (FAR.replace("identity_file", "# identity_file"), "[hosts.far]", "identity_file"),
+        (f"{FAR}known_hosts = 'none'\n", "known_hosts", "known_hosts"),
+        (
+            f'{FAR}[slots.b]\nhost = "far"\nport = 1\nbenchmark = "code"\n[slots.c]\nhost = "far"\nport = 1\nbenchmark = "code"\n',
+            "port = 1",
+            "slots b and c share port 1",
+        ),
+    ],
+)
+def test_a_host_that_leads_nowhere_is_named_with_its_line(tmp_path: Path, more: str, line: str, says: str) -> None:
+    found = problems(tmp_path, GOOD + more)
+    assert says in "\n".join(map(str, found))
+    assert any(problem.line and line in (GOOD + more).split("\n")[problem.line - 1] for problem in found), found
+
+
+def test_the_way_to_a_host_goes_through_its_jump_hosts(tmp_path: Path) -> None:
+    gate = FAR.replace("hosts.far", "hosts.gate")
+    settings = load_settings(write(tmp_path, f'{GOOD}{gate}{FAR}jump = "gate"\n'))
+    assert [name for name, _ in settings.way_to("far")] == ["gate", "far"]
+    with pytest.raises(NotFound, match="known: gate, far"):
+        settings.way_to("nowhere")
