@@ -27,7 +27,7 @@ from autotuner.engines.base import Diagnosis, ServerExit, Stage
 from autotuner.engines.diagnosis import own_stop
 from autotuner.engines.reading import read
 from autotuner.engines.vocabulary import State
-from autotuner.errors import HostError, HostUnreachable
+from autotuner.errors import HostError, HostUnreachable, StoreError
 from autotuner.installed import engine_version
 
 START_POLL_S = 0.25
@@ -77,7 +77,9 @@ async def launch(ctx: SlotContext, action: decide.Launch) -> None:
         await ctx.host.start(spec)
         ctx.store.move_launch(launch_id, LaunchState.STARTING)
     except HostUnreachable:
-        ctx.unheard.add(launch_id)
+        raise
+    except (HostError, StoreError):
+        ctx.refused.add(launch_id)
         raise
     finally:
         ctx.starting.discard(launch_id)
@@ -160,8 +162,8 @@ async def record_end(ctx: SlotContext, action: decide.RecordEnd) -> None:
     candidate = ctx.store.candidate(row.candidate_id)
     engine = ctx.engine(candidate)
     seen = await ctx.host.inspect(row.id)
-    if seen.never_started and row.id in ctx.unheard:
-        # The host could not be reached when it was to be started: that says nothing of the candidate.
+    if seen.never_started and row.id not in ctx.refused:
+        # The daemon ended, or lost the host, before it had told it to start: that says nothing of the candidate.
         outcome.launch_ended(ctx, row, seen, own_stop(), asked=True)
         return
     lines = await ctx.log(row.id, engine).rest()

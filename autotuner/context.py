@@ -102,8 +102,8 @@ class LogReader:
 class SlotContext:
     """One slot's world. `living` holds the launches seen alive last, `verified` those that generated tokens for this daemon.
 
-    `settled` are the trials whose proposals it has tried to work out. `unheard` are launches whose order may never have
-    reached their host.
+    `settled` are the trials whose proposals it has tried to work out. `refused` are launches that their host did not
+    start when this daemon told it to.
     """
 
     name: str
@@ -119,7 +119,7 @@ class SlotContext:
     logs: dict[str, LogReader] = field(default_factory=dict)
     announced: str = ""
     settled: set[int] = field(default_factory=set)
-    unheard: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
 
     @property
     def slot(self) -> Slot:

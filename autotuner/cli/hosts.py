@@ -242,10 +242,27 @@ async def _checks(settings: Settings, name: str) -> list[Check]:
             Check("disk", free >= least, f"{free:,.0f} MiB free, {least} asked for (disk_free_min_mib)"),
             Check("time", in_time, f"{off_s:+.1f} s from ours" + ("" if in_time else ": set the clock of one of them")),
         ]
+        checks.append(await _bench_check(host, name, way[-1][1].bench_python))
         for slot, own in settings.slots.items():
             if own.host == name:
                 checks += await _slot_checks(host, slot, own.port, own.gpus)
         return checks
+
+
+async def _bench_check(host: Any, name: str, python: str | None) -> Check:
+    if python is None:
+        advice = (
+            f"a Python with pydantic there, named by [hosts.{name}] bench_python, drives the load on the host itself"
+        )
+        return Check(
+            "benchmark", ok=True, said=f"through a forwarded port, so latencies hold the way there and back; {advice}"
+        )
+    try:
+        state = await host.bench_state()
+    except HostError as error:
+        state = str(error)
+    well = state in {"ready", "missing"}
+    return Check("benchmark", well, f"on the host itself, with {python}" if well else state)
 
 
 async def _slot_checks(host: Any, slot: str, port: int, gpus: tuple[int, ...]) -> list[Check]:

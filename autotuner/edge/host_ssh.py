@@ -178,19 +178,24 @@ class SshHost:
 
         Raise HostError where its Python cannot run it.
         """
-        link, python = await self._linked(), str(self.destination.bench_python)
-        program = bundle("bench", BENCH)
+        link, program = await self._linked(), bundle("bench", BENCH)
         path = str(PurePosixPath(link.folder) / program.file_name)
-        ran = await self.run((python, "-I", "-c", PROBE, path, program.sha256), ANSWER_S)
-        found = one_line(ran.output.strip()[-200:], 200)
-        if found == "missing":
+        if (found := await self.bench_state()) == "missing":
             await link.connection.put(link.folder, program)
         elif found != "ready":
-            raise HostError(
-                f"the benchmark cannot run with {python} on host {self.name}: {found} ([hosts.{self.name}] bench_python)"
-            )
+            raise HostError(f"the benchmark cannot run on host {self.name}: {found} ([hosts.{self.name}] bench_python)")
         cores = int((await self.facts())["cores"])
-        return await link.connection.start((python, "-I", "-c", STARTER, path, program.sha256)), cores
+        argv = (str(self.destination.bench_python), "-I", "-c", STARTER, path, program.sha256)
+        return await link.connection.start(argv), cores
+
+    async def bench_state(self) -> str:
+        """Whether the load client is there: `ready`, `missing`, or why the Python named for it cannot run it."""
+        link, program, python = await self._linked(), bundle("bench", BENCH), str(self.destination.bench_python)
+        path = str(PurePosixPath(link.folder) / program.file_name)
+        ran = await self.run((python, "-I", "-c", PROBE, path, program.sha256), ANSWER_S)
+        last = ran.output.strip().splitlines()[-1:] or ["it says nothing"]
+        found = one_line(last[0], 200)
+        return found if found in {"ready", "missing"} else f"{python}: {found}"
 
     def close(self) -> None:
         """Let go of the host; its servers live on."""

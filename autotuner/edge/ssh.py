@@ -154,7 +154,7 @@ async def _hop(name: str, to: Destination, tunnel: asyncssh.SSHClientConnection 
             raise _refused(name, to) from None
         raise HostUnreachable(f"host {name}: {said(error)}") from None
     except asyncssh.PermissionDenied:
-        raise HostUnreachable(
+        raise HostError(
             f"host {name} does not let {to.user} in with our key: put the public key of {to.identity_file or to.agent} "
             f"into ~{to.user}/.ssh/authorized_keys there"
         ) from None

@@ -16,7 +16,7 @@ from autotuner.edge.destination import Destination
 
 pytestmark = [pytest.mark.ssh, pytest.mark.timeout(3600)]
 
-COUNT = int(os.environ.get("AUTOTUNER_ARGV", "50000"))
+COUNT = int(os.environ.get("AUTOTUNER_ARGV", "1000000"))
 COMMAND_MAX = 120_000  # the host's shell gets it as one word, of which Linux takes 128 KiB
 DUMP = "import os,sys; sys.stdout.buffer.write(b'\\0'.join(os.fsencode(word) for word in sys.argv[1:]))"
 NASTY = (

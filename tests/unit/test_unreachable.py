@@ -193,3 +193,26 @@ def test_an_order_that_never_arrived_says_nothing_of_the_candidate(ctx: SlotCont
     again = ctx.store.trial_in_hand("t")
     assert again is not None
     assert not again.ended
+
+
+def test_a_daemon_that_is_killed_before_it_gave_the_order_fails_no_trial(ctx: SlotContext) -> None:
+    row = begin(ctx, LaunchState.INTENDED)
+    host(ctx).seen = ServerSeen(row.id, alive=False, error="it was never started", never_started=True)
+    worker = SlotWorker(ctx)
+    worker.start_up()
+    done = [type(asyncio.run(worker.cycle()).action) for _ in range(2)]
+    assert done == [decide.RecordEnd, decide.Requeue]
+    [trial] = ctx.store.queue("t")
+    assert (trial.verdict, trial.ended) == (None, None)
+
+
+def test_a_start_that_the_host_refuses_counts_against_the_candidate(ctx: SlotContext) -> None:
+    begin(ctx, LaunchState.ENDED)
+    host(ctx).error = HostError("the shim cannot be run")
+    with pytest.raises(HostError):
+        asyncio.run(act.launch(ctx, decide.Launch(MADE.id, "a", Purpose.RESTORE, None)))
+    [row] = ctx.store.open_launches("t")
+    host(ctx).error = None
+    host(ctx).seen = ServerSeen(row.id, alive=False, error="it was never started", never_started=True)
+    asyncio.run(act.record_end(ctx, decide.RecordEnd(row.id)))
+    assert ctx.store.restore_failures("t", MADE.id, row.boot_id, 0.0) == 1

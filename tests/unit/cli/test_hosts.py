@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,13 +113,25 @@ def test_test_looks_at_all_that_a_slot_needs(settings: Path, running: Running) -
     settings.write_text(f"{text}folder = {json.dumps(str(server.remote))}\n")
     said = call(settings, "test", "far")
     assert said.exit_code == 0, said.output
-    for what in ("connection", "python", "agent", "disk", "time", "slot a: port 30999 is free"):
+    for what in (
+        "connection",
+        "python",
+        "agent",
+        "disk",
+        "time",
+        "benchmark: through a forwarded port",
+        "slot a: port 30999 is free",
+    ):
         assert f"ok      {what}" in said.output
     assert list(server.remote.glob("agent-*.pyz"))
     settings.write_text(settings.read_text().replace("port = 30999", f"port = {server.port}"))
     said = call(settings, "test", "far", "--json")
     assert said.exit_code == 7
     assert [c["what"] for c in json.loads(said.output) if not c["ok"]] == ["slot a"]
+    settings.write_text(settings.read_text() + f"bench_python = {json.dumps(sys.executable)}\n")
+    assert "ok      benchmark: on the host itself" in call(settings, "test", "far").output
+    settings.write_text(settings.read_text().replace(json.dumps(sys.executable), '"/nowhere/python3"'))
+    assert "NOT OK  benchmark: /nowhere/python3 cannot be run" in call(settings, "test", "far").output
     running.do(server.stop())
     said = call(settings, "test", "far")
     assert said.exit_code == 7
