@@ -17,4 +17,8 @@ class Part:
     what: str
 
 
-PARTS: tuple[Part, ...] = ()
+PARTS: tuple[Part, ...] = (
+    Part(
+        "hosts", ("P20", "P21"), 0.03, "wrong host keys are refused; words reach a program through a shell as they are"
+    ),
+)

@@ -19,4 +19,20 @@ class Bug:
     seconds: float = 20.0
 
 
-BUGS: tuple[Bug, ...] = ()
+def _known_hosts_none() -> None:
+    from autotuner.edge import ssh
+
+    connect = ssh.asyncssh.connect
+    ssh.asyncssh.connect = lambda *given, **named: connect(*given, **{**named, "known_hosts": None})
+
+
+def _f_string_command() -> None:
+    from autotuner.edge import ssh
+
+    ssh.command_line = lambda argv, env=None: " ".join(argv)
+
+
+BUGS: tuple[Bug, ...] = (
+    Bug("known_hosts=None", _known_hosts_none, "P20", "hosts", 6.0),
+    Bug("f-string command", _f_string_command, "P21", "hosts", 6.0),
+)
