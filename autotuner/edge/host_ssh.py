@@ -242,11 +242,16 @@ class SshHost:
         left_s = self._down_since_s + PATIENCE_S - clock.monotonic_s()
         done, _ = await asyncio.wait({task}, timeout=max(0.0, left_s))
         if not done:
-            raise HostUnreachable(
-                f"host {self.name} cannot be reached ({self._why or 'no answer'}); what runs there runs "
-                f"on, and is taken up again as soon as the host answers: autotuner hosts test {self.name}"
-            )
+            raise self._away()
         return self._connected(task)
+
+    def _away(self) -> HostUnreachable:
+        why = self._why or "no answer"
+        head = why if why.startswith(f"host {self.name} ") else f"host {self.name} cannot be reached: {why}"
+        return HostUnreachable(
+            f"{head}; what runs there runs on, and is taken up again as soon as the host answers: "
+            f"autotuner hosts test {self.name}"
+        )
 
     def _connected(self, task: "asyncio.Task[_Link]") -> "_Link":
         """Take over what an attempt came to. Several may wait for it: the first takes it over."""
@@ -254,7 +259,7 @@ class SshHost:
             self._connecting = None
             error = None if task.cancelled() else task.exception()
             if isinstance(error, HostError):
-                self._refused = (clock.monotonic_s() + REFUSED_FOR_S, error)
+                self._refused, self._down_since_s = (clock.monotonic_s() + REFUSED_FOR_S, error), None
             elif error is None and not task.cancelled():
                 self._link, self._down_since_s, self._refused = task.result(), None, None
         return task.result()

@@ -23,6 +23,7 @@ CONNECT_TIMEOUT_S = 15.0
 LOGIN_TIMEOUT_S = 30.0
 KEEPALIVE_S = 15.0
 KEEPALIVES_MAX = 3
+LOST = (OSError, asyncssh.Error)  # what a stream raises whose connection is gone
 _KEX_FAILED = "host key"  # in what either side says where the server has no key of a type that is pinned
 
 # What asyncssh would look for itself: in the user's home, in the environment, on smart cards, in Kerberos tickets.

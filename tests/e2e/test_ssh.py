@@ -192,7 +192,7 @@ def test_a_campaign_over_a_link_that_is_cut_50_times_ends_as_one_without(tmp_pat
                 while time.monotonic() < until:
                     assert len(house.servers()) <= 1, f"two servers after cut {number}; AUTOTUNER_SEED={seed}"
                     time.sleep(0.05)
-                _break(number % 5, link, sshd, rng)
+                _break(number % 6, link, sshd, rng)
             house.wait_settled(240)
             assert house.verdicts() == {"plain": "pass", "faster": "pass", "broken": "fail"}, f"AUTOTUNER_SEED={seed}"
             house.wait_serving("faster", 60)
@@ -208,6 +208,10 @@ def _break(kind: int, link: Link, sshd: Sshd, rng: random.Random) -> None:
         link.reset_after(rng.randrange(20_000))
     elif kind == 2:
         sshd.cut()
+    elif kind == 4:
+        link.hang(3.0)
+        time.sleep(rng.uniform(0.1, 2.0))
+        link.reset()
     elif kind == 3:
         link.refuses = True
         link.reset()

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -12,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.fake_openai import FakeOpenAI
 from fakes.ssh_server import SshServer
 
+from autotuner.bench.benchmark import Benchmark
+from autotuner.bench.samples import LevelSamples
 from autotuner.edge import agent, host_ssh, procfs
 from autotuner.edge.host import LaunchSpec
 from autotuner.edge.host_ssh import SshHost
+from autotuner.edge.load_far import FarLoad
 from autotuner.errors import HostError, HostUnreachable
 
 STAYS = "trap 'exit 3' TERM; while :; do sleep 0.05; done"
@@ -173,7 +178,7 @@ def test_a_host_that_stays_away_is_said_to_and_comes_back(server: SshServer, mon
                 await host.free_disk_mib()
                 monkeypatch.setattr(host_ssh, "PATIENCE_S", 0.5)
                 await server.stop()
-                with pytest.raises(HostUnreachable, match=r"host far cannot be reached .*hosts test far"):
+                with pytest.raises(HostUnreachable, match=r"host far cannot be reached.*hosts test far"):
                     await host.free_disk_mib()
                 began = time.monotonic()
                 with pytest.raises(HostUnreachable):
@@ -309,6 +314,62 @@ def test_a_host_behind_another_is_reached_through_it(server: SshServer, tmp_path
                 host.close()
             assert server.commands
             assert not jump.commands
+
+    asyncio.run(work())
+
+
+# --- the load client there
+
+
+BENCHMARK = Benchmark(levels=(2,), prompt_tokens=8, output_tokens=4, seconds=1.0, warmup_requests=0)
+
+
+def test_a_load_is_driven_on_the_host_itself(server: SshServer) -> None:
+    async def work() -> None:
+        async with server, FakeOpenAI() as openai:
+            with host_of(server, bench_python=sys.executable) as host:
+                assert host.can_bench
+                for _ in range(2):  # copied, then found
+                    async with FarLoad(host, openai.url, openai.url, BENCHMARK, 2, "fake") as load:
+                        last = [message async for message in load.messages()][-1]
+                    assert isinstance(last, LevelSamples)
+                    assert len(last.requests) > 2
+                assert len(list(server.remote.glob("bench-*.pyz"))) == 1
+                assert any("bench-" in command for command in server.commands)
+
+    asyncio.run(work())
+
+
+async def _cut_at_the_first_word(server: SshServer, load: FarLoad) -> None:
+    async for _ in load.messages():
+        server.cut()
+
+
+def test_a_load_whose_connection_is_lost_ends_as_a_lost_connection(server: SshServer) -> None:
+    long = BENCHMARK.model_copy(update={"seconds": 60.0})
+
+    async def work() -> None:
+        async with server, FakeOpenAI() as openai:
+            with host_of(server, bench_python=sys.executable) as host:
+                cuts = host.cuts
+                async with FarLoad(host, openai.url, openai.url, long, 2, "fake") as load:
+                    with pytest.raises(HostError):
+                        await _cut_at_the_first_word(server, load)
+                assert host.cuts == cuts + 1
+                await until(lambda: openai.seen.processing == 0, "the load to end with its connection")
+
+    asyncio.run(work())
+
+
+def test_a_python_that_cannot_run_the_load_client_is_named(server: SshServer, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.write_text('#!/bin/sh\necho "it has no pydantic"\n')
+    bare.chmod(0o755)
+
+    async def work() -> None:
+        async with server:
+            with host_of(server, bench_python=str(bare)) as host, pytest.raises(HostError, match="it has no pydantic"):
+                await host.start_bench()
 
     asyncio.run(work())
 
