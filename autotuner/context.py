@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from autotuner import log
 from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.core.candidate import Candidate
 from autotuner.core.effective import merge, overlay
@@ -21,6 +22,7 @@ from autotuner.engines.factreader import FactReader
 from autotuner.errors import HostUnreachable
 from autotuner.settings import Settings, Slot
 
+SECRET_TIMEOUT_S = 10.0
 TAIL_LINES = 400  # kept of each log for a diagnosis; the whole log stays in the launch's folder
 
 
@@ -103,7 +105,7 @@ class SlotContext:
     """One slot's world. `living` holds the launches seen alive last, `verified` those that generated tokens for this daemon.
 
     `settled` are the trials whose proposals it has tried to work out. `refused` are launches that their host did not
-    start when this daemon told it to.
+    start when this daemon told it to, `learned` the secret files of another host that were read.
     """
 
     name: str
@@ -119,7 +121,20 @@ class SlotContext:
     logs: dict[str, LogReader] = field(default_factory=dict)
     announced: str = ""
     settled: set[int] = field(default_factory=set)
+    learned: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
+
+    async def learn_secrets(self) -> None:
+        """Learn what must never be shown of a slot on another host, where its secret files are; kept in memory alone."""
+        paths = set() if self.host.here else set(self.slot.secret_files.values()) - self.learned
+        for path in paths:
+            ran = await self.host.run(("cat", path), SECRET_TIMEOUT_S)
+            if ran.code == 0 and (value := ran.output.strip()):
+                self.store.secrets |= {value}
+                log.hide(self.store.secrets)
+            else:
+                log.get().warning("a secret file cannot be read", path=path, host=self.slot.host)
+            self.learned.add(path)
 
     @property
     def slot(self) -> Slot:

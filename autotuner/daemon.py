@@ -235,13 +235,13 @@ class Daemon:
         values = set()
         for slot in self._settings.slots.values():
             if slot.host != LOCAL:
-                continue  # the files are on another host, and their values never leave it
+                continue  # the files are on another host: the slot's worker learns them there
             for path in slot.secret_files.values():
                 try:
                     values.add(Path(path).read_text(encoding="utf-8").strip())
                 except OSError:
                     self._log.warning("a secret file cannot be read", path=path)
-        self._store.secrets = frozenset(v for v in values if v)
+        self._store.secrets |= frozenset(v for v in values if v)
         log.hide(self._store.secrets)
 
     def _worker(self, name: str) -> SlotWorker:

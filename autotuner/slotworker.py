@@ -68,6 +68,7 @@ class SlotWorker:
 
     async def _cycle(self) -> Decision:
         await self._collect()
+        await self.ctx.learn_secrets()
         recorded = self._record()
         observed = await self._observe(recorded)
         decision = decide.decide(recorded, observed)

@@ -13,7 +13,7 @@ from autotuner.context import SlotContext
 from autotuner.core import decide
 from autotuner.core.candidate import Candidate, Launch
 from autotuner.core.state import LaunchState, Purpose
-from autotuner.edge.host import PortHolder, ServerSeen
+from autotuner.edge.host import PortHolder, Ran, ServerSeen
 from autotuner.edge.rows import LaunchRow
 from autotuner.edge.store import Store
 from autotuner.errors import HostError, HostKeyRefused, HostUnreachable
@@ -40,6 +40,7 @@ class FarHost:
         self.seen = ServerSeen("x", alive=True)
         self.stopped = 0
         self.cut_by_inspect = False
+        self.asked: list[tuple[str, ...]] = []
 
     def _ask(self) -> None:
         if self.error is not None:
@@ -57,6 +58,11 @@ class FarHost:
 
     async def start(self, spec: Any) -> None:
         self._ask()
+
+    async def run(self, argv: tuple[str, ...], timeout_s: float) -> Ran:
+        self._ask()
+        self.asked.append(argv)
+        return Ran(0, "s3cr3t-of-far\n") if argv == ("cat", "/there/key") else Ran(1, "no such file")
 
     async def gpus(self, indices: Any) -> tuple[()]:
         return ()
@@ -216,3 +222,18 @@ def test_a_start_that_the_host_refuses_counts_against_the_candidate(ctx: SlotCon
     host(ctx).seen = ServerSeen(row.id, alive=False, error="it was never started", never_started=True)
     asyncio.run(act.record_end(ctx, decide.RecordEnd(row.id)))
     assert ctx.store.restore_failures("t", MADE.id, row.boot_id, 0.0) == 1
+
+
+def test_a_secret_of_another_host_is_hidden_before_anything_of_it_is_read(ctx: SlotContext) -> None:
+    slot = ctx.slot.model_copy(update={"secret_files": {"KEY": "/there/key", "OTHER": "/there/none"}})
+    ctx.settings = ctx.settings.model_copy(update={"slots": {"t": slot}})
+    worker = SlotWorker(ctx)
+    host(ctx).error = HostUnreachable("away")
+    asyncio.run(worker.cycle())
+    host(ctx).error = None
+    for _ in range(2):
+        asyncio.run(worker.cycle())
+    assert sorted(host(ctx).asked) == [("cat", "/there/key"), ("cat", "/there/none")]  # once each
+    outcome.note(ctx, "x", "it printed s3cr3t-of-far")
+    [entry] = ctx.store.entries_after(0)
+    assert "s3cr3t" not in entry.text
