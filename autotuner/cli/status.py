@@ -78,6 +78,7 @@ def slot_status(state: State, name: str) -> dict[str, Any]:
     serving = next((r for r in store.open_launches(name) if r.state is LaunchState.SERVING), None)
     trial = store.trial_in_hand(name)
     return {
+        "host": state.settings.slots[name].host,
         "endpoint": state.settings.slots[name].place.url,
         "best_known": {"name": ladder[0][1], "candidate": ladder[0][0], "trial": ladder[0][2]} if ladder else None,
         "serving": {
@@ -167,7 +168,7 @@ def _rule(state: State, trial: Trial) -> str:
 
 def _print_slot(state: State, name: str, row: dict[str, Any], *, show_all: bool) -> None:
     best, serving = row["best_known"], row["serving"]
-    click.echo(f"\nslot {name} at {row['endpoint']}")
+    click.echo(f"\nslot {name} at {state.settings.url_of(name)}")
     click.echo(f"  best-known: {best['name'] if best else 'none yet'}")
     if serving:
         proof = "generated tokens" if serving["verified"] else "not verified since the daemon started"

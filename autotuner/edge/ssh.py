@@ -16,7 +16,7 @@ import asyncssh
 from autotuner.core.redact import one_line
 from autotuner.core.shell import command_line
 from autotuner.edge.bundle import Bundle
-from autotuner.edge.destination import Destination, fingerprint, public_key
+from autotuner.edge.destination import KEY_TYPES, Destination, fingerprint, public_key
 from autotuner.errors import HostError, HostKeyRefused, HostUnreachable
 
 CONNECT_TIMEOUT_S = 15.0
@@ -140,6 +140,7 @@ async def _hop(name: str, to: Destination, tunnel: asyncssh.SSHClientConnection 
             username=to.user,
             tunnel=tunnel,
             known_hosts=(pinned, [], []),  # no certificate authority, and no name that could match another key
+            server_host_key_algs=_algorithms(to.host_key),
             client_keys=keys,
             agent_path=str(to.agent.expanduser()) if to.agent is not None else None,
             connect_timeout=CONNECT_TIMEOUT_S,
@@ -214,6 +215,17 @@ def said(error: BaseException) -> str:
     """What an error says, in a line; its kind where it says nothing."""
     reason = getattr(error, "reason", "") or getattr(error, "strerror", "") or str(error)
     return one_line(str(reason), 200) or type(error).__name__
+
+
+def _algorithms(pinned: Sequence[str]) -> list[str]:
+    """All that a key may sign by, those of the pinned keys first.
+
+    A host that has no pinned key must show another, and be refused for it: it would just hang up if we took no other type.
+    Certificates are not among them.
+    """
+    first = [key.split()[0] for key in pinned]
+    types = dict.fromkeys([*first, *KEY_TYPES])
+    return [name for kind in types for name in (("rsa-sha2-512", "rsa-sha2-256") if kind == "ssh-rsa" else (kind,))]
 
 
 def _refused(name: str, to: Destination) -> HostKeyRefused:

@@ -159,6 +159,7 @@ def test_two_hosts_are_worked_at_once_and_one_that_is_down_holds_up_nobody(
         mine = {t.slot: str(t.state) for t in far.read(lambda s: s.trials("u"))}
         assert mine == {"u": "queued"}
         shown = far.cli("status", "--slot", "u").stdout
+        assert "on host other" in shown
         assert "host other cannot be reached" in shown, shown
         other.start()
         far.wait(lambda: not far.read(lambda s: s.queue("u") or s.trial_in_hand("u")), 150, "the other host's queue")
