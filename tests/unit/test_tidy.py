@@ -140,6 +140,19 @@ def test_no_command_goes_through_a_shell() -> None:
                 assert keyword.arg != "shell" or ast.unparse(keyword.value) == "False", name
 
 
+def test_nothing_is_awaited_inside_a_transaction() -> None:
+    """Slots share one database and take turns at each await: a transaction held over one would take in another slot's rows."""
+    found = [
+        f"{name}:{inner.lineno}"
+        for name in MODULES
+        for node in ast.walk(tree_of(name))
+        if isinstance(node, ast.With) and any("transaction(" in ast.unparse(item.context_expr) for item in node.items)
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Await | ast.AsyncFor | ast.AsyncWith)
+    ]
+    assert not found
+
+
 def test_one_module_opens_ssh_connections_and_says_all_that_asyncssh_would_look_up() -> None:
     openers = {
         "connect",
