@@ -22,6 +22,9 @@ from autotuner.core.statistics import Interval
 from autotuner.core.verdict import Judgement, LevelResult
 from autotuner.engines.base import Diagnosis
 
+DRAFTER_BROKEN = "drafter-broken"  # the shipped rule that ends a trial for it
+BROKEN_ADVICE = "check that the drafter was trained for this very model, that the algorithm's name fits it, and that its weights loaded"
+
 
 @dataclass(frozen=True)
 class TrialReport:
@@ -175,6 +178,8 @@ def _sentence(report: TrialReport) -> str:
     judgement = report.judgement
     lead = judgement.reasons[0] if judgement.reasons else "no reason was recorded"
     lead = lead[0].upper() + lead[1:]
+    if (broken := _unnamed_drafter(report)) and broken.speculation is not None:
+        lead = f"{lead.rstrip('.')}, and its drafter is broken: {_accepted_nothing(broken.speculation)}"
     if judgement.rule is not None:
         done = f"stopped after {duration(report.took_s)}"
         if report.planned_s > report.took_s and report.ready_s is not None:
@@ -183,6 +188,23 @@ def _sentence(report: TrialReport) -> str:
     if judgement.promote:
         return f"{report.name} is the best-known server now: {lead[0].lower()}{lead[1:].rstrip('.')}."
     return f"{lead.rstrip('.')}."
+
+
+def _unnamed_drafter(report: TrialReport) -> LevelResult | None:
+    """The level whose evidence says that the drafter is broken, where another rule ended the trial before that one could.
+
+    A rule on rates may need less evidence than it takes to stop a drafter; who reads the entry must know the cause all the same.
+    """
+    judgement = report.judgement
+    if judgement.promote or (judgement.rule is not None and judgement.rule.rule == DRAFTER_BROKEN):
+        return None
+    found = [r for r in report.results if r.speculation is not None and r.speculation.nothing_accepted]
+    return max(found, key=lambda r: r.speculation.drafts if r.speculation else 0, default=None)
+
+
+def _accepted_nothing(spec: SpeculationAtLevel) -> str:
+    length = spec.accept_len.mean if spec.accept_len is not None else 1.0
+    return f"accept length {length:.2f} over {spec.drafts} verify steps, so nothing it drafts is accepted"
 
 
 def _bullets(report: TrialReport) -> list[tuple[str, str]]:
@@ -221,6 +243,8 @@ def _bullets(report: TrialReport) -> list[tuple[str, str]]:
     if report.diagnosis is not None and not judgement.promote:
         bullets.append(("Cause", f"{report.diagnosis.cause}: {report.diagnosis.sentence}"))
     advice = (judgement.rule.advice if judgement.rule else "") or (report.diagnosis.advice if report.diagnosis else "")
+    if not advice and _unnamed_drafter(report) is not None:
+        advice = BROKEN_ADVICE
     if advice and not judgement.promote:
         bullets.append(("Advice", advice))
     ready = f"ready after {duration(report.ready_s)}, " if report.ready_s is not None else ""
