@@ -23,7 +23,9 @@ from autotuner.core.verdict import Judgement, LevelResult
 from autotuner.engines.base import Diagnosis
 
 DRAFTER_BROKEN = "drafter-broken"  # the shipped rule that ends a trial for it
-BROKEN_ADVICE = "check that the drafter was trained for this very model, that the algorithm's name fits it, and that its weights loaded"
+BROKEN_ADVICE = (
+    "check that the drafter was trained for this model, that the algorithm's name fits, and that its weights loaded"
+)
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ def _sentence(report: TrialReport) -> str:
 def _unnamed_drafter(report: TrialReport) -> LevelResult | None:
     """The level whose evidence says that the drafter is broken, where another rule ended the trial before that one could.
 
-    A rule on rates may need less evidence than it takes to stop a drafter; who reads the entry must know the cause all the same.
+    A rule on rates may need less evidence than it takes to stop a drafter; the entry must name the cause all the same.
     """
     judgement = report.judgement
     if judgement.promote or (judgement.rule is not None and judgement.rule.rule == DRAFTER_BROKEN):
@@ -242,10 +244,7 @@ def _bullets(report: TrialReport) -> list[tuple[str, str]]:
         bullets.append(("Causes", shares))
     if report.diagnosis is not None and not judgement.promote:
         bullets.append(("Cause", f"{report.diagnosis.cause}: {report.diagnosis.sentence}"))
-    advice = (judgement.rule.advice if judgement.rule else "") or (report.diagnosis.advice if report.diagnosis else "")
-    if not advice and _unnamed_drafter(report) is not None:
-        advice = BROKEN_ADVICE
-    if advice and not judgement.promote:
+    if (advice := _advice(report)) and not judgement.promote:
         bullets.append(("Advice", advice))
     ready = f"ready after {duration(report.ready_s)}, " if report.ready_s is not None else ""
     bullets += [("Not queued", why) for why in report.not_proposed]
@@ -256,6 +255,13 @@ def _bullets(report: TrialReport) -> list[tuple[str, str]]:
         ("Evidence", f"`autotuner show {report.trial_id}`"),
     ]
     return bullets
+
+
+def _advice(report: TrialReport) -> str:
+    """What to do about it: the rule's own, else that on what ended the server, else that on a broken drafter."""
+    of_rule = report.judgement.rule.advice if report.judgement.rule else ""
+    of_end = report.diagnosis.advice if report.diagnosis else ""
+    return of_rule or of_end or (BROKEN_ADVICE if _unnamed_drafter(report) is not None else "")
 
 
 def _of_levels(report: TrialReport) -> list[tuple[str, str]]:

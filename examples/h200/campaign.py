@@ -20,7 +20,7 @@ import sys
 import tarfile
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -232,7 +232,7 @@ def pack(run: Run) -> None:
     run.autotuner("journal", "verify")
     run.autotuner("journal", "replay")
     where, database = run.where, run.state.settings.database
-    with sqlite3.connect(database) as live, sqlite3.connect(where / "state.db") as copy:
+    with closing(sqlite3.connect(database)) as live, closing(sqlite3.connect(where / "state.db")) as copy:
         live.backup(copy)
     with tarfile.open(run.plan.work / f".{run.name}.tgz", "w:gz", compresslevel=6) as archive:
         for path in (where / "state.db", where / "autotuner.toml", where / "daemon.log", where / "policies"):

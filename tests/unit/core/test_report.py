@@ -370,7 +370,7 @@ def test_a_broken_drafter_is_named_though_another_rule_ended_the_trial_first() -
     said = lost_with(1.0)
     assert "and its drafter is broken: accept length 1.00 over 9600 verify steps" in said
     assert "% is a broken drafter, of which nothing is accepted" in said
-    assert "check that the drafter was trained for this very model" in said
+    assert "check that the drafter was trained for this model" in said
     assert "drafter is broken" in lost_with(1.0, rule=None), "also where a trial that ran to its end lost"
 
 
