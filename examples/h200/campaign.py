@@ -51,6 +51,7 @@ class Plan:
     rehearse: bool
     kill_after: int
     limit_s: float
+    until_s: float  # on the monotonic clock: when both runs must be over
     seconds: float | None
 
     @property
@@ -139,10 +140,12 @@ def asked() -> Plan:
     parser.add_argument("--rehearse", action="store_true", help="servers only pretend")
     parser.add_argument("--kill-after", type=int, default=4, help="kill the daemon once so many trials are concluded")
     parser.add_argument("--limit-s", type=float, default=900.0, help="the longest that a run may take")
+    parser.add_argument("--total-s", type=float, default=7200.0, help="the longest that both runs may take together")
     parser.add_argument("--seconds", type=float, help="measured time of a level, instead of the settings'")
     given = parser.parse_args()
     slots = tuple(given.slots.split(","))
-    return Plan(given.work.resolve(), slots, given.rehearse, given.kill_after, given.limit_s, given.seconds)
+    until_s = clock.monotonic_s() + given.total_s
+    return Plan(given.work.resolve(), slots, given.rehearse, given.kill_after, given.limit_s, until_s, given.seconds)
 
 
 @contextmanager
@@ -156,6 +159,9 @@ def prepared(plan: Plan, name: str) -> Iterator[Run]:
     for path in rules:
         if name == "rules" or path.name in EXHAUSTIVE_RULES:
             shutil.copy(path, where / "policies")
+    for known in plan.work.glob("*/state/cache"):  # the flags of the engine, which takes a minute to print them
+        if known.parent.parent != where:
+            shutil.copytree(known, where / "state" / "cache", dirs_exist_ok=True)
     (where / "autotuner.toml").write_text(tomli_w.dumps(settings_for(plan)), encoding="utf-8")
     loaded = load_settings(where / "autotuner.toml")
     state = State(loaded, Store(loaded.database))
@@ -205,7 +211,7 @@ def work(run: Run, *, kill: bool, restore: bool) -> None:
 def follow(run: Run, *, kill: bool, restore: bool) -> None:
     """Wait until the queue is done and, if asked for, the best-known serves; kill the daemon once meanwhile."""
     over: Callable[[str], bool] = (lambda slot: best_serves(run.state, slot)) if restore else run.idle
-    until, shown = clock.monotonic_s() + run.plan.limit_s, 0
+    until, shown = min(clock.monotonic_s() + run.plan.limit_s, run.plan.until_s), 0
     while not all(over(slot) for slot in run.plan.slots):
         for entry in run.state.store.entries_after(shown):
             say(f"{run.name}: {entry.number:04d} {entry.title}: {entry.sentence}")
@@ -219,7 +225,7 @@ def follow(run: Run, *, kill: bool, restore: bool) -> None:
             say(f"{run.name}: the daemon ended with {run.daemon.returncode}; it is started again")
             run.start_daemon()
         if clock.monotonic_s() > until:
-            say(f"{run.name}: not done after {run.plan.limit_s:.0f} s; what there is is kept")
+            say(f"{run.name}: not done in time; what there is is kept")
             return
         clock.pause(POLL_S)
     for entry in run.state.store.entries_after(shown):
