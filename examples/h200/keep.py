@@ -83,12 +83,16 @@ def keep_one(packed: Path, made: Path, replace: list[tuple[str, str]]) -> None:
 
 
 def slim(database: Path) -> None:
-    """Take the folders of candidate files out of a state, and the room that deleted rows left."""
+    """Take out of a state the folders of candidate files and the raw gaps between events, which are half of it.
+
+    What was computed of the gaps stays, so that every figure of a verdict still comes out again.
+    """
     with closing(sqlite3.connect(database, isolation_level=None)) as db:
         for table, column, key in (("candidates", "source_name", "id"), ("proposals", "file", "id")):
             rows = db.execute(f"SELECT {column}, {key} FROM {table}").fetchall()
             shorter = [(Path(name).name, row) for name, row in rows]
             db.executemany(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", shorter)
+        db.execute("UPDATE results SET gaps = NULL")
         db.execute("PRAGMA journal_mode = DELETE")
         db.execute("VACUUM")
 

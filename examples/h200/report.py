@@ -137,7 +137,9 @@ def read_run(kept: Path) -> RunRead:
         for slot in dict.fromkeys(trial.slot for trial in trials):
             found.best[slot] = store.ladder(slot)[0][1] if store.ladder(slot) else "none"
         restored = [row for row in store.launches() if row.purpose is Purpose.RESTORE]
-        found.restores = [restore(row, found, entries) for row in restored if row.ready_s is not None]
+        for row in restored:
+            if row.ready_s is not None:
+                found.restores.append(restore(row, found, entries))
         times = [moment(at) for trial in trials for at in (trial.begun_at, trial.ended_at) if at]
         found.took_s = (max(times) - min(times)).total_seconds() if times else 0.0
     return found
@@ -183,7 +185,8 @@ def table(rules: RunRead, full: RunRead) -> list[tuple[str, ...]]:
         ratio = "-" if other is None or other.ratio is None else f"{other.ratio:.2f}"
         verdict = "not reached" if other is None else other.verdict
         without = "-" if other is None else duration(other.benchmark_s)
-        rows.append((name, one.verdict, verdict, ratio, duration(one.load_s), duration(one.benchmark_s), without))
+        load = "-" if one.load_s is None else duration(one.load_s)
+        rows.append((name, one.verdict, verdict, ratio, load, duration(one.benchmark_s), without))
     return rows
 
 
@@ -192,13 +195,10 @@ def findings(rules: RunRead, full: RunRead) -> list[str]:
     both = [name for name in rules.worked if name in full.worked]
     with_, without = (sum(run.worked[name].benchmark_s for name in both) for run in (rules, full))
     share = f"{100 * with_ / without:.0f} %" if without else "nothing to compare"
-    found = [
-        (
-            f"Benchmark time of the {len(both)} candidates that both runs worked: {duration(with_)} with rules, "
-            f"{duration(without)} without: {share}. Loads: {duration(rules.loads_s)} and {duration(full.loads_s)}. From the first "
-            f"trial's begin to the last one's end: {duration(rules.took_s)} and {duration(full.took_s)}."
-        )
-    ]
+    load = f"Benchmark time of the {len(both)} candidates that both runs worked: {duration(with_)} with rules, "
+    load += f"{duration(without)} without: {share}. Loads: {duration(rules.loads_s)} and {duration(full.loads_s)}. From the "
+    load += f"first trial's begin to the last one's end: {duration(rules.took_s)} and {duration(full.took_s)}."
+    found = [load]
     for slot, best in rules.best.items():
         same = "the same" if full.best.get(slot) == best else f"another: {full.best.get(slot, 'none')}"
         found.append(f"Best-known of {slot} at the end: {best}; the exhaustive run finds {same}.")
