@@ -89,7 +89,7 @@ def archive(tmp_path: Path) -> Path:
         made = Candidate(
             name=name, engine="llamacpp", launch=Launch(model="m", binary="/opt/llama-server", args={"alias": name})
         )
-        house.store.put_candidate(made, "", f"/work/somewhere/{name}.toml")
+        house.store.put_candidate(made, "", f"/scratch/somewhere/{name}.toml")
         house.store.add_trial(SLOT, made, ("chat", BENCHMARK), "2026-11-29 15:02:14Z")
     for rate in (100.0, 70.0):
         trial = house.begin()
@@ -97,7 +97,7 @@ def archive(tmp_path: Path) -> Path:
         house.store.add_launch(row)
         log = folder / "launches" / row.id / "server.log"
         log.parent.mkdir(parents=True)
-        log.write_text(f'loaded from /work/models\n"POST /v1/completions HTTP/1.1" 200 OK\nserves {trial.name}\n')
+        log.write_text(f'loaded from /scratch/models\n"POST /v1/completions HTTP/1.1" 200 OK\nserves {trial.name}\n')
         while (at := next_level(outcome.trial_so_far(house.ctx, house.store.trial(trial.id)))) is not None:
             house.store.put_result(trial.id, level(at, rate), {"policies": {}, "looks": []})
         outcome.conclude(house.ctx, trial.id)
@@ -119,10 +119,10 @@ def archive(tmp_path: Path) -> Path:
 
 def test_what_a_run_packed_is_kept_small_neutral_and_replays(archive: Path, tmp_path: Path) -> None:
     keep = script("keep")
-    size = keep.keep([archive], tmp_path / "kept", [("/work/models", "/models")], list(keep.FORBIDDEN))
+    size = keep.keep([archive], tmp_path / "kept", [("/scratch/models", "/models")], list(keep.FORBIDDEN))
     kept = tmp_path / "kept" / "run"
     assert size < SIZE_MAX
-    assert b"/work" not in gzip.decompress((kept / "state.db.gz").read_bytes())
+    assert b"/scratch" not in gzip.decompress((kept / "state.db.gz").read_bytes())
     logs = {path.name: gzip.decompress(path.read_bytes()).decode() for path in (kept / "logs").iterdir()}
     assert logs["01-a-trial.log.gz"] == "loaded from /models\nserves a\n", "the load's own requests are not kept"
     check(kept, tmp_path / "opened")
@@ -130,6 +130,6 @@ def test_what_a_run_packed_is_kept_small_neutral_and_replays(archive: Path, tmp_
 
 def test_a_path_of_one_machine_is_not_kept(archive: Path, tmp_path: Path) -> None:
     keep = script("keep")
-    with pytest.raises(Refused, match=r"logs/01-a-trial.log.gz has '/work/'"):
+    with pytest.raises(Refused, match=r"logs/01-a-trial.log.gz has '/scratch/'"):
         keep.keep([archive], tmp_path / "kept", [], list(keep.FORBIDDEN))
     assert not (tmp_path / "kept").exists()
