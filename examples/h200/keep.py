@@ -23,7 +23,12 @@ from autotuner.edge.store import Store
 from autotuner.errors import AutotunerError, Refused
 
 SIZE_MAX = 2_000_000  # bytes of all that is kept: it is part of the repository
-FORBIDDEN = (f"{Path.home()}/", "/home/", "/tmp/", "/scratch/")  # folders of a machine or a person; services live elsewhere
+FORBIDDEN = (
+    f"{Path.home()}/",
+    "/home/",
+    "/tmp/",
+    "/scratch/",
+)  # folders of a machine or a person; services live elsewhere
 LOG_MAX = 400_000  # bytes of a log before compression; of a longer one its beginning and its end are kept
 # What a server says each second of a load, and what tells nothing that the state does not have.
 CHATTER = re.compile(rb'"(?:GET|POST) /(?:metrics|health|health_generate|v1/completions|tokenize|flush_cache)\b')
