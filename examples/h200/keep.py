@@ -73,7 +73,9 @@ def keep(archives: list[Path], out: Path, replace: list[tuple[str, str]], forbid
 
 
 def keep_one(packed: Path, made: Path, replace: list[tuple[str, str]]) -> None:
-    """Given an unpacked run, write what is kept of it."""
+    """Given an unpacked run, write what is kept of it. Raise Refused where nothing came of it."""
+    if not (packed / "journal").is_dir():
+        raise Refused(f"{packed.name} has no journal: nothing was concluded in it; leave it out")
     shutil.copytree(packed / "journal", made / "journal")
     (made / "autotuner.toml").write_text(
         replaced((packed / "autotuner.toml").read_text(encoding="utf-8"), replace), encoding="utf-8"

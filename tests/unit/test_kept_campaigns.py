@@ -133,3 +133,11 @@ def test_a_path_of_one_machine_is_not_kept(archive: Path, tmp_path: Path) -> Non
     with pytest.raises(Refused, match=r"logs/01-a-trial.log.gz has '/scratch/'"):
         keep.keep([archive], tmp_path / "kept", [], list(keep.FORBIDDEN))
     assert not (tmp_path / "kept").exists()
+
+
+def test_a_run_in_which_nothing_was_concluded_is_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with tarfile.open(tmp_path / "empty.tgz", "w:gz") as tar:
+        tar.add(tmp_path / "empty", "empty")
+    with pytest.raises(Refused, match="nothing was concluded"):
+        script("keep").keep([tmp_path / "empty.tgz"], tmp_path / "kept", [], [])
