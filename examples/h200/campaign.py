@@ -120,6 +120,7 @@ def say(text: str) -> None:
 def main() -> None:
     """Work both runs, one after the other, and pack what they left."""
     plan = asked()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended, too
     plan.work.mkdir(parents=True, exist_ok=True)
     done = plan.work / "DONE"
     done.unlink(missing_ok=True)
