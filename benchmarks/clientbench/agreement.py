@@ -1,0 +1,280 @@
+"""Whether our client and `vllm bench serve` report the same of the same requests: short rounds of both, in turn.
+
+Two servers: llama.cpp with a small real model, whose speed wanders by more than a client could be wrong, so that only
+neighbouring rounds are compared; and the null server, which keeps its schedule.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, Self, cast
+
+from clientbench.contestants import ROOT, Unavailable
+from clientbench.nullserver import NullServer
+from clientbench.pairs import Agreement, Figures, Pair, agreements
+from clientbench.processes import end, pinned
+from clientbench.schedule import Mode
+
+from autotuner.bench.benchmark import Benchmark
+from autotuner.bench.measurement import LevelSamples, figures
+from autotuner.bench.worker import Order, command
+from autotuner.bench.workload import Workload
+
+CONCURRENCIES = (1, 4)
+PROMPT_TOKENS, OUTPUT_TOKENS = 48, 32
+PER_STREAM = {1: 3, 4: 2}  # requests of a stream in a round: rounds as short as can be, so that pairs are close neighbours
+NULL_TTFT_MS, NULL_ITL_MS = 200.0, 10.0  # about what the small model takes, so that the same rows can be compared
+START_S, ROUND_S = 300.0, 300.0  # the longest that is waited, on a machine that does other things too
+LAST_CHUNK = "ITL mean ms, last chunk left out"
+
+
+def program() -> tuple[Path, Path]:
+    """Return the Python of vLLM's environment and the folder of the small model's tokenizer. Raise Unavailable."""
+    venv = Path(os.environ.get("CLIENTS_VLLM") or ROOT / ".venv-vllm")
+    python, tokenizer = venv / "bin" / "python", venv / "smollm2"
+    if not (python.exists() and tokenizer.is_dir()):
+        raise Unavailable(f"no vLLM in {venv} (`make test-vllm` makes it, 4 GB; or name another in CLIENTS_VLLM)")
+    return python, tokenizer
+
+
+class Peer:
+    """`vllm bench serve`, started once; a context manager."""
+
+    def __init__(self, python: Path, tokenizer: Path, core: int, folder: Path) -> None:
+        self._tokenizer = tokenizer
+        quiet = {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+        with (folder / "vllm.txt").open("wb") as said:
+            self._process = subprocess.Popen(
+                [str(python), str(Path(__file__).with_name("vllm_rounds.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | quiet,
+                preexec_fn=pinned(core),  # noqa: PLW1509 - this program has one thread
+            )
+        self._said = folder / "vllm.txt"
+        if self._answer() != "ready":
+            raise Unavailable("vLLM's client did not start")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end(self._process)
+
+    def _answer(self) -> Any:
+        line = cast("IO[bytes]", self._process.stdout).readline()
+        if not line:
+            said = self._said.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+            raise Unavailable(f"vLLM's client ended: {said[-1]}")
+        return json.loads(line)
+
+    def round(self, url: str, model: str, dataset: Path, concurrency: int) -> Figures:
+        """Send a dataset's requests once, so many at a time, and return what it reported."""
+        flags = {
+            "backend": "openai",
+            "base-url": url,
+            "endpoint": "/v1/completions",
+            "model": model,
+            "tokenizer": self._tokenizer,
+            "dataset-name": "sharegpt",
+            "dataset-path": dataset,
+            "sharegpt-output-len": OUTPUT_TOKENS,
+            "num-prompts": requests_of(concurrency),
+            "max-concurrency": concurrency,
+            "num-warmups": 0,
+            "ready-check-timeout-sec": 0,  # its check is a request
+            "temperature": 0,
+        }
+        argv = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        # The requests as they stand in the file, in its order.
+        argv += ["--disable-shuffle", "--no-oversample", "--ignore-eos", "--disable-tqdm", "--save-detailed"]
+        stdin = cast("IO[bytes]", self._process.stdin)
+        stdin.write(json.dumps(argv).encode() + b"\n")
+        stdin.flush()
+        found = self._answer()
+        if found["completed"] != requests_of(concurrency):
+            raise ValueError(f"vLLM's client completed {found['completed']} of {requests_of(concurrency)} requests")
+        known = {
+            "output tokens counted": found["total_output_tokens"],
+            "output tok/s": found["output_throughput"],
+            "TTFT mean ms": found["mean_ttft_ms"],
+            "TTFT p50 ms": found["median_ttft_ms"],
+            "TPOT mean ms": found["mean_tpot_ms"],
+            "TPOT p50 ms": found["median_tpot_ms"],
+            "ITL mean ms": found["mean_itl_ms"],
+            "ITL p50 ms": found["median_itl_ms"],
+        }
+        # It counts the chunk without a token that ends an answer of llama.cpp as a token's, and ITL has no other such trap.
+        gaps = [gap for one in found["itls"] for gap in one[: OUTPUT_TOKENS - 1]]
+        return known | {LAST_CHUNK: 1000 * statistics.fmean(gaps)}
+
+
+class Worker:
+    """Our client, as the daemon starts it: a process a round."""
+
+    def __init__(self, core: int, folder: Path, *, once: bool) -> None:
+        """`once` sends a dataset as a recording whose requests were all made at once, so each of them once, as the peer does.
+
+        A closed loop keeps its concurrency up until the last answer that counts, and sends further requests for it; on a server
+        that shares its speed among requests that alone makes figures of few requests differ.
+        """
+        self._core, self._folder, self._once = core, folder, once
+
+    def round(self, url: str, model: str, dataset: Path, concurrency: int) -> Figures:
+        """Send a dataset's requests once, so many at a time, and return what it reported."""
+        load: dict[str, Any] = {"load": "trace", "levels": (1,), "max_concurrency": concurrency}
+        if not self._once:
+            load = {"levels": (concurrency,), "requests": requests_of(concurrency), "warmup_requests": 0}
+        benchmark = Benchmark(dataset=str(dataset), output_tokens=OUTPUT_TOKENS, seconds=ROUND_S, **load)
+        order = Order(url=url, benchmark=benchmark, concurrency=benchmark.levels[0], model=model)
+        with (self._folder / "worker.txt").open("wb") as said:
+            process = subprocess.Popen(
+                command(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                preexec_fn=pinned(self._core),  # noqa: PLW1509 - this program has one thread
+            )
+        try:
+            stdin, stdout = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+            stdin.write(order.model_dump_json(exclude_defaults=True).encode() + b"\n")
+            stdin.flush()  # and stays open: its end is a stop
+            lines = stdout.read().splitlines()
+        finally:
+            end(process)
+        if not lines:
+            raise ValueError(f"our client left no result: {(self._folder / 'worker.txt').read_text()[-300:]}")
+        return ours(LevelSamples.model_validate_json(lines[-1]), requests_of(concurrency))
+
+
+def ours(samples: LevelSamples, wanted: int) -> Figures:
+    """Given the samples of a round, return its figures; raise ValueError where not all requests were answered.
+
+    A request's latencies count from when it was sent, as vLLM's client counts them behind its own limit of concurrency; those
+    of a recording would count from when it was due.
+    """
+    samples = samples.model_copy(
+        update={"requests": tuple(r.model_copy(update={"due_s": None}) for r in samples.requests)}
+    )
+    good = [r for r in samples.requests if not r.error and not r.cut]
+    if len(good) < wanted:
+        raise ValueError(f"our client completed {len(good)} of {wanted} requests")
+    found = figures(samples, ignore_eos=True)
+    if found.usage_problems or not found.tokens_counted:
+        raise ValueError(f"the server's answers are not as long as asked for: {found.usage_problems}")
+    if found.cache_hit_ratio:
+        raise ValueError(f"the server's prompt cache held {found.cache_hit_ratio:.1%} of the prompts")
+    return {
+        "output tokens counted": float(sum(r.output_tokens or 0 for r in good[:wanted])),
+        "output tok/s": found.output_tok_s,
+        **{
+            f"{name} {short} ms": table[key]
+            for name, table in (("TTFT", found.ttft_ms), ("TPOT", found.tpot_ms), ("ITL", found.itl_ms))
+            for short, key in (("mean", "mean"), ("p50", "p50"))
+            if table
+        },
+        **({LAST_CHUNK: found.itl_ms["mean"]} if found.itl_ms else {}),
+    }
+
+
+def requests_of(concurrency: int) -> int:
+    """How many requests a round has."""
+    return concurrency * PER_STREAM[concurrency]
+
+
+def write_requests(path: Path, concurrency: int, number: int) -> None:
+    """Write the requests of a pair of rounds, prompts that no other pair has, in ShareGPT's form, which both clients read."""
+    workload = Workload(Benchmark(prompt_tokens=PROMPT_TOKENS, seed=number), concurrency, None)
+    asks = (workload.ask(index) for index in range(requests_of(concurrency)))
+    talks = ([{"from": "human", "value": a.body["prompt"]}, {"from": "gpt", "value": "-"}] for a in asks if a)
+    path.write_text(json.dumps([{"conversations": talk, "timestamp": 0} for talk in talks]))
+
+
+Round = Callable[[str, str, Path, int], Figures]
+
+
+def compared(url: str, model: str, clients: tuple[Round, Round], pairs: int, folder: Path) -> dict[str, list[Agreement]]:
+    """Run pairs of rounds at each concurrency, AB BA AB …, and return the agreements by load."""
+    mine, theirs = clients
+    found: dict[int, list[Pair]] = {concurrency: [] for concurrency in CONCURRENCIES}
+    dataset = folder / "requests.json"
+    for concurrency in CONCURRENCIES:  # what the first answer of all costs, on either side, is nobody's figure
+        write_requests(dataset, concurrency, 1_000_000)
+        theirs(url, model, dataset, concurrency)
+        mine(url, model, dataset, concurrency)
+    for number in range(pairs):
+        for concurrency in CONCURRENCIES:
+            write_requests(dataset, concurrency, number + 1)
+            if number % 2:
+                other = theirs(url, model, dataset, concurrency)
+                found[concurrency].append(Pair(mine(url, model, dataset, concurrency), other))
+            else:
+                own = mine(url, model, dataset, concurrency)
+                found[concurrency].append(Pair(own, theirs(url, model, dataset, concurrency)))
+    return {f"C {concurrency}": agreements(ones) for concurrency, ones in found.items()}
+
+
+def agree(server: NullServer, cores: list[int], folder: Path, pairs: int) -> dict[str, dict[str, list[Agreement]]]:
+    """Compare on both servers; return the agreements by server and load. Raise Unavailable, with why."""
+    python, tokenizer = program()
+    found = {}
+    with Peer(python, tokenizer, cores[1], folder) as peer:
+        server.prepare(Mode("agree", 1, 0, OUTPUT_TOKENS, ttft_ms=NULL_TTFT_MS, itl_ms=NULL_ITL_MS))
+        worker = Worker(cores[1], folder, once=False)
+        clients = worker.round, peer.round
+        found["null server"] = compared(server.url, "null", clients, max(6, pairs // 2), folder)
+        with llama_server(cores[0], folder) as url:
+            clients = Worker(cores[1], folder, once=True).round, peer.round
+            found["llama.cpp"] = compared(url, "demo", clients, pairs, folder)
+    return found
+
+
+@contextlib.contextmanager
+def llama_server(core: int, folder: Path) -> Iterator[str]:
+    """The demo's server with its small model, one thread on this core, without a prompt cache; yields its URL."""
+    port = _free_port()
+    flags = ["--model", "demo", "--port", str(port), "--threads", "1", "--no-cache-prompt", "--cache-ram", "0"]
+    flags += ["--parallel", str(max(CONCURRENCIES)), "--ctx-size", str(1024 * max(CONCURRENCIES)), "--verbosity", "1"]
+    with (folder / "llama.txt").open("wb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "autotuner.engines.embedded", *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            preexec_fn=pinned(core),  # noqa: PLW1509 - this program has one thread
+        )
+    try:
+        url, until = f"http://127.0.0.1:{port}", time.monotonic() + START_S
+        while not _healthy(url):
+            if process.poll() is not None or time.monotonic() > until:
+                told = (folder / "llama.txt").read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+                raise Unavailable(f"llama.cpp's server did not start (make install brings it): {told[-1]}")
+            time.sleep(0.1)
+        yield url
+    finally:
+        end(process)
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
