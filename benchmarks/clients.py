@@ -72,7 +72,9 @@ def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one run of acc and paced20k, no checks")
-    parser.add_argument("--only", action="append", choices=(*WHAT, *CHECKS, AGREE), help="this alone; may be given again")
+    parser.add_argument(
+        "--only", action="append", choices=(*WHAT, *CHECKS, AGREE), help="this alone; may be given again"
+    )
     parser.add_argument("--runs", type=int, default=3, help="runs of each mode and client (default %(default)s)")
     parser.add_argument(
         "--verdict-runs", type=int, default=10, help="runs of each kind of verdict (default %(default)s)"
@@ -154,7 +156,9 @@ def check(bench: Bench, wanted: set[str], runs: list[Run], options: argparse.Nam
     return found
 
 
-def agreement(server: NullServer, cores: list[int], options: argparse.Namespace) -> dict[str, dict[str, list[Agreement]]]:
+def agreement(
+    server: NullServer, cores: list[int], options: argparse.Namespace
+) -> dict[str, dict[str, list[Agreement]]]:
     """Compare our client's figures with those of vLLM's client; print a table a server."""
     progress(AGREE)
     try:

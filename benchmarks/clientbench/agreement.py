@@ -15,7 +15,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, Self, cast
+from typing import IO, Any, Protocol, Self, cast
 
 from clientbench.contestants import ROOT, Unavailable
 from clientbench.nullserver import NullServer
@@ -30,10 +30,20 @@ from autotuner.bench.workload import Workload
 
 CONCURRENCIES = (1, 4)
 PROMPT_TOKENS, OUTPUT_TOKENS = 48, 32
-PER_STREAM = {1: 3, 4: 2}  # requests of a stream in a round: rounds as short as can be, so that pairs are close neighbours
+PER_STREAM = (
+    2  # requests of a stream in a round on llama.cpp: rounds as short as can be, so that pairs are close neighbours
+)
+NULL_PER_STREAM = 8
+NULL_PAIRS = 6  # the fewest whose ratios have an interval
 NULL_TTFT_MS, NULL_ITL_MS = 200.0, 10.0  # about what the small model takes, so that the same rows can be compared
 START_S, ROUND_S = 300.0, 300.0  # the longest that is waited, on a machine that does other things too
 LAST_CHUNK = "ITL mean ms, last chunk left out"
+WHOLE = "output tok/s, from first request to last answer"
+ACCOUNT = {  # of llama.cpp's /metrics
+    "prompt_s": "llamacpp:prompt_seconds_total",
+    "generating_s": "llamacpp:tokens_predicted_seconds_total",
+    "tokens": "llamacpp:tokens_predicted_total",
+}
 
 
 def program() -> tuple[Path, Path]:
@@ -43,6 +53,14 @@ def program() -> tuple[Path, Path]:
     if not (python.exists() and tokenizer.is_dir()):
         raise Unavailable(f"no vLLM in {venv} (`make test-vllm` makes it, 4 GB; or name another in CLIENTS_VLLM)")
     return python, tokenizer
+
+
+class Client(Protocol):
+    """One of the two."""
+
+    def round(self, url: str, model: str, dataset: Path, concurrency: int, requests: int) -> Figures:
+        """Send a dataset's requests once, so many at a time, and return what it reported."""
+        ...
 
 
 class Peer:
@@ -77,7 +95,7 @@ class Peer:
             raise Unavailable(f"vLLM's client ended: {said[-1]}")
         return json.loads(line)
 
-    def round(self, url: str, model: str, dataset: Path, concurrency: int) -> Figures:
+    def round(self, url: str, model: str, dataset: Path, concurrency: int, requests: int) -> Figures:
         """Send a dataset's requests once, so many at a time, and return what it reported."""
         flags = {
             "backend": "openai",
@@ -88,7 +106,7 @@ class Peer:
             "dataset-name": "sharegpt",
             "dataset-path": dataset,
             "sharegpt-output-len": OUTPUT_TOKENS,
-            "num-prompts": requests_of(concurrency),
+            "num-prompts": requests,
             "max-concurrency": concurrency,
             "num-warmups": 0,
             "ready-check-timeout-sec": 0,  # its check is a request
@@ -101,11 +119,12 @@ class Peer:
         stdin.write(json.dumps(argv).encode() + b"\n")
         stdin.flush()
         found = self._answer()
-        if found["completed"] != requests_of(concurrency):
-            raise ValueError(f"vLLM's client completed {found['completed']} of {requests_of(concurrency)} requests")
+        if found["completed"] != requests:
+            raise ValueError(f"vLLM's client completed {found['completed']} of {requests} requests")
         known = {
             "output tokens counted": found["total_output_tokens"],
             "output tok/s": found["output_throughput"],
+            WHOLE: found["output_throughput"],
             "TTFT mean ms": found["mean_ttft_ms"],
             "TTFT p50 ms": found["median_ttft_ms"],
             "TPOT mean ms": found["mean_tpot_ms"],
@@ -129,11 +148,11 @@ class Worker:
         """
         self._core, self._folder, self._once = core, folder, once
 
-    def round(self, url: str, model: str, dataset: Path, concurrency: int) -> Figures:
+    def round(self, url: str, model: str, dataset: Path, concurrency: int, requests: int) -> Figures:
         """Send a dataset's requests once, so many at a time, and return what it reported."""
         load: dict[str, Any] = {"load": "trace", "levels": (1,), "max_concurrency": concurrency}
         if not self._once:
-            load = {"levels": (concurrency,), "requests": requests_of(concurrency), "warmup_requests": 0}
+            load = {"levels": (concurrency,), "requests": requests, "warmup_requests": 0}
         benchmark = Benchmark(dataset=str(dataset), output_tokens=OUTPUT_TOKENS, seconds=ROUND_S, **load)
         order = Order(url=url, benchmark=benchmark, concurrency=benchmark.levels[0], model=model)
         with (self._folder / "worker.txt").open("wb") as said:
@@ -154,7 +173,7 @@ class Worker:
             end(process)
         if not lines:
             raise ValueError(f"our client left no result: {(self._folder / 'worker.txt').read_text()[-300:]}")
-        return ours(LevelSamples.model_validate_json(lines[-1]), requests_of(concurrency))
+        return ours(LevelSamples.model_validate_json(lines[-1]), requests)
 
 
 def ours(samples: LevelSamples, wanted: int) -> Figures:
@@ -174,9 +193,12 @@ def ours(samples: LevelSamples, wanted: int) -> Figures:
         raise ValueError(f"the server's answers are not as long as asked for: {found.usage_problems}")
     if found.cache_hit_ratio:
         raise ValueError(f"the server's prompt cache held {found.cache_hit_ratio:.1%} of the prompts")
+    first = sorted(good, key=lambda r: r.end_s or 0.0)[:wanted]
+    tokens = sum(r.output_tokens or 0 for r in first)
     return {
-        "output tokens counted": float(sum(r.output_tokens or 0 for r in good[:wanted])),
+        "output tokens counted": float(tokens),
         "output tok/s": found.output_tok_s,
+        WHOLE: tokens / max(r.end_s or 0.0 for r in first),
         **{
             f"{name} {short} ms": table[key]
             for name, table in (("TTFT", found.ttft_ms), ("TPOT", found.tpot_ms), ("ITL", found.itl_ms))
@@ -187,41 +209,57 @@ def ours(samples: LevelSamples, wanted: int) -> Figures:
     }
 
 
-def requests_of(concurrency: int) -> int:
-    """How many requests a round has."""
-    return concurrency * PER_STREAM[concurrency]
-
-
-def write_requests(path: Path, concurrency: int, number: int) -> None:
+def write_requests(path: Path, requests: int, number: int) -> None:
     """Write the requests of a pair of rounds, prompts that no other pair has, in ShareGPT's form, which both clients read."""
-    workload = Workload(Benchmark(prompt_tokens=PROMPT_TOKENS, seed=number), concurrency, None)
-    asks = (workload.ask(index) for index in range(requests_of(concurrency)))
+    workload = Workload(Benchmark(prompt_tokens=PROMPT_TOKENS, seed=number), requests, None)
+    asks = (workload.ask(index) for index in range(requests))
     talks = ([{"from": "human", "value": a.body["prompt"]}, {"from": "gpt", "value": "-"}] for a in asks if a)
     path.write_text(json.dumps([{"conversations": talk, "timestamp": 0} for talk in talks]))
 
 
-Round = Callable[[str, str, Path, int], Figures]
+class Rounds:
+    """Pairs of rounds on one server. `account`, where the server keeps one, tells what it spent so far."""
+
+    def __init__(self, url: str, model: str, folder: Path, per_stream: int) -> None:
+        self._url, self._model, self._per_stream = url, model, per_stream
+        self._dataset = folder / "requests.json"
+
+    def compare(
+        self, mine: Client, theirs: Client, pairs: int, account: Callable[[], Figures] | None = None
+    ) -> dict[str, list[Agreement]]:
+        """Run pairs of rounds at each concurrency, AB BA AB …, and return the agreements by load."""
+        found: dict[int, list[Pair]] = {concurrency: [] for concurrency in CONCURRENCIES}
+        for number in range(-1, pairs):
+            for concurrency in CONCURRENCIES:
+                write_requests(self._dataset, concurrency * self._per_stream, number + 2)
+                clients = (mine, theirs) if number % 2 else (theirs, mine)
+                made = {client: self._round(client, concurrency, account) for client in clients}
+                if number >= 0:  # what the first answers of all cost, on either side, is nobody's figure
+                    found[concurrency].append(Pair(made[mine], made[theirs]))
+        return {f"C {concurrency}": agreements(ones) for concurrency, ones in found.items()}
+
+    def _round(self, client: Client, concurrency: int, account: Callable[[], Figures] | None) -> Figures:
+        before = account() if account else {}
+        requests = concurrency * self._per_stream
+        reported = client.round(self._url, self._model, self._dataset, concurrency, requests)
+        spent = {name: value - before[name] for name, value in account().items()} if account else {}
+        return reported | (by_account(reported, spent, concurrency, requests) if spent else {})
 
 
-def compared(url: str, model: str, clients: tuple[Round, Round], pairs: int, folder: Path) -> dict[str, list[Agreement]]:
-    """Run pairs of rounds at each concurrency, AB BA AB …, and return the agreements by load."""
-    mine, theirs = clients
-    found: dict[int, list[Pair]] = {concurrency: [] for concurrency in CONCURRENCIES}
-    dataset = folder / "requests.json"
-    for concurrency in CONCURRENCIES:  # what the first answer of all costs, on either side, is nobody's figure
-        write_requests(dataset, concurrency, 1_000_000)
-        theirs(url, model, dataset, concurrency)
-        mine(url, model, dataset, concurrency)
-    for number in range(pairs):
-        for concurrency in CONCURRENCIES:
-            write_requests(dataset, concurrency, number + 1)
-            if number % 2:
-                other = theirs(url, model, dataset, concurrency)
-                found[concurrency].append(Pair(mine(url, model, dataset, concurrency), other))
-            else:
-                own = mine(url, model, dataset, concurrency)
-                found[concurrency].append(Pair(own, theirs(url, model, dataset, concurrency)))
-    return {f"C {concurrency}": agreements(ones) for concurrency, ones in found.items()}
+def by_account(reported: Figures, spent: Figures, concurrency: int, requests: int) -> Figures:
+    """Given what a client reported of a round and what the server spent in it, return the one as multiples of the other.
+
+    The server's own seconds wander as its speed does, so these multiples hardly wander at all. They are near 1 and need not be
+    1, since an account of seconds by request is no throughput and no latency; what counts is that both clients have the same.
+    """
+    busy_s = spent["prompt_s"] + spent["generating_s"]
+    own = {
+        WHOLE: spent["tokens"] * concurrency / busy_s,
+        "TTFT mean ms": 1000 * spent["prompt_s"] / requests,
+        "TPOT mean ms": 1000 * spent["generating_s"] / spent["tokens"],
+        LAST_CHUNK: 1000 * spent["generating_s"] / spent["tokens"],
+    }
+    return {f"{name}, as multiple of the server's": reported[name] / own[name] for name in own if name in reported}
 
 
 def agree(server: NullServer, cores: list[int], folder: Path, pairs: int) -> dict[str, dict[str, list[Agreement]]]:
@@ -230,12 +268,12 @@ def agree(server: NullServer, cores: list[int], folder: Path, pairs: int) -> dic
     found = {}
     with Peer(python, tokenizer, cores[1], folder) as peer:
         server.prepare(Mode("agree", 1, 0, OUTPUT_TOKENS, ttft_ms=NULL_TTFT_MS, itl_ms=NULL_ITL_MS))
-        worker = Worker(cores[1], folder, once=False)
-        clients = worker.round, peer.round
-        found["null server"] = compared(server.url, "null", clients, max(6, pairs // 2), folder)
+        rounds = Rounds(server.url, "null", folder, NULL_PER_STREAM)
+        found["null server"] = rounds.compare(Worker(cores[1], folder, once=False), peer, NULL_PAIRS)
         with llama_server(cores[0], folder) as url:
-            clients = Worker(cores[1], folder, once=True).round, peer.round
-            found["llama.cpp"] = compared(url, "demo", clients, pairs, folder)
+            rounds = Rounds(url, "demo", folder, PER_STREAM)
+            worker = Worker(cores[1], folder, once=True)
+            found["llama.cpp"] = rounds.compare(worker, peer, pairs, lambda: account_of(url))
     return found
 
 
@@ -244,7 +282,7 @@ def llama_server(core: int, folder: Path) -> Iterator[str]:
     """The demo's server with its small model, one thread on this core, without a prompt cache; yields its URL."""
     port = _free_port()
     flags = ["--model", "demo", "--port", str(port), "--threads", "1", "--no-cache-prompt", "--cache-ram", "0"]
-    flags += ["--parallel", str(max(CONCURRENCIES)), "--ctx-size", str(1024 * max(CONCURRENCIES)), "--verbosity", "1"]
+    flags += ["--parallel", str(max(CONCURRENCIES)), "--ctx-size", str(1024 * max(CONCURRENCIES)), "--metrics"]
     with (folder / "llama.txt").open("wb") as said:
         process = subprocess.Popen(
             [sys.executable, "-m", "autotuner.engines.embedded", *flags],
@@ -264,6 +302,13 @@ def llama_server(core: int, folder: Path) -> Iterator[str]:
         yield url
     finally:
         end(process)
+
+
+def account_of(url: str) -> Figures:
+    """What the server has spent so far, in seconds and tokens, added up over all requests."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
+        said = dict(line.split()[:2] for line in answer.read().decode().splitlines() if line and line[0] != "#")
+    return {name: float(said[metric]) for name, metric in ACCOUNT.items()}
 
 
 def _healthy(url: str) -> bool:

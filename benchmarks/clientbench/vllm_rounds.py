@@ -4,7 +4,6 @@ Run by the Python of vLLM's environment, and needs nothing of ours. The command 
 round a few; this runs the command's own `main` again and again, so that rounds of two clients can be neighbours in time.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -14,13 +13,10 @@ def main() -> None:
     """Say that we are ready, then run what stdin says until it ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the command prints is not for who reads our answers
-    from vllm.benchmarks import serve
+    from vllm.benchmarks import serve  # noqa: PLC0415 - it may print, which goes to stderr from here on
+    from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
 
-    try:
-        from vllm.utils.argparse_utils import FlexibleArgumentParser as Parser
-    except ImportError:
-        Parser = argparse.ArgumentParser
-    parser = Parser()
+    parser = FlexibleArgumentParser()
     serve.add_cli_args(parser)
     print(json.dumps("ready"), file=answers, flush=True)
     for line in sys.stdin:

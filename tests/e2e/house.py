@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE_S
+
 from autotuner.cli.common import State
 from autotuner.cli.status import slot_status
 from autotuner.core.state import LaunchState
@@ -56,7 +58,7 @@ class House:
             "propose": '"suggest"',
             **self.settings,
         }
-        slot = {"port": str(self.port), "start_timeout_s": "30", "stop_grace_s": "2", "drain_s": "1", **self.slot}
+        slot = {"port": str(self.port), "start_timeout_s": "120", "stop_grace_s": "2", "drain_s": "1", **self.slot}
         text = "\n".join(f"{k} = {v}" for k, v in top.items())
         text += f"\n[slots.{SLOT}]\n" + "\n".join(f"{k} = {v}" for k, v in slot.items())
         text += "\n[benchmarks.quick]\n" + "\n".join(f"{k} = {v}" for k, v in self.benchmark.items())
@@ -79,7 +81,7 @@ class House:
 
     def cli(self, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "autotuner", "-s", str(self.settings_file), *map(str, arguments)]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
         assert not check or ran.returncode == 0, ran.stdout + ran.stderr
         return ran
 
@@ -105,7 +107,7 @@ class House:
         """SIGTERM the daemon; return how long it took."""
         began = time.monotonic()
         self.daemons[-1].send_signal(signal.SIGTERM)
-        self.daemons[-1].wait(15)
+        self.daemons[-1].wait(PATIENCE_S)
         return time.monotonic() - began
 
     def read(self, ask: Callable[[Store], Any]) -> Any:
@@ -115,7 +117,7 @@ class House:
         finally:
             store.close()
 
-    def wait(self, what: Callable[[], Any], timeout_s: float = 40.0, why: str = "") -> Any:
+    def wait(self, what: Callable[[], Any], timeout_s: float = PATIENCE_S, why: str = "") -> Any:
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             if got := what():
@@ -134,12 +136,12 @@ class House:
         serving = self.status().get("serving")
         return str(serving["name"]) if serving and serving["verified"] and serving["is_best_known"] else ""
 
-    def wait_serving(self, name: str, timeout_s: float = 40.0) -> None:
+    def wait_serving(self, name: str, timeout_s: float = PATIENCE_S) -> None:
         """Wait until this server serves, verified, and is the only one."""
         self.wait(lambda: self.serving() == name, timeout_s, f"{name} serving")
         assert len(self.servers()) == 1
 
-    def wait_settled(self, timeout_s: float = 60.0) -> None:
+    def wait_settled(self, timeout_s: float = 2 * PATIENCE_S) -> None:
         """Wait until nothing waits and nothing is in hand, and something serves."""
 
         def settled() -> bool:
@@ -165,7 +167,7 @@ class House:
             self.measured |= fresh
             return True
 
-        self.wait(measuring, 60, f"{name} to be measured")
+        self.wait(measuring, why=f"{name} to be measured")
 
     def verdicts(self) -> dict[str, str]:
         return {t.name: str(t.verdict or t.state) for t in self.read(lambda s: s.trials())}
