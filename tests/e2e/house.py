@@ -23,6 +23,10 @@ from autotuner.settings import load_settings
 
 FAKE = Path(__file__).parents[1] / "fakes" / "fake_openai.py"
 SLOT = "t"
+# Nothing that runs beside a test may void what it measures: undisturbed.py says how.
+PROGRAM = (sys.executable, "-m", "e2e.undisturbed")
+TESTS = Path(__file__).parents[1]
+ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS)))}
 
 
 class House:
@@ -80,8 +84,8 @@ class House:
         return path
 
     def cli(self, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "autotuner", "-s", str(self.settings_file), *map(str, arguments)]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
+        command = [*PROGRAM, "-s", str(self.settings_file), *map(str, arguments)]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False, env=ENV)
         assert not check or ran.returncode == 0, ran.stdout + ran.stderr
         return ran
 
@@ -90,10 +94,11 @@ class House:
             self.write_settings()
         with (self.folder / "daemon.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "autotuner", "-s", str(self.settings_file), "daemon", "--log-format", "json"],
+                [*PROGRAM, "-s", str(self.settings_file), "daemon", "--log-format", "json"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env=ENV,
             )
         self.daemons.append(process)
         return process

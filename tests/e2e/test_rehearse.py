@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from e2e.house import ENV, PROGRAM
 from patience import PATIENCE_S
 
 from autotuner.edge import clock, procfs
@@ -36,8 +37,8 @@ def candidate(folder: Path, name: str, more: str = "", engine: str = "sglang") -
 
 
 def rehearse(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "autotuner", "rehearse", *arguments]
-    env = {**os.environ, "TMPDIR": str(folder)}
+    command = [*PROGRAM, "rehearse", *arguments]
+    env = {**ENV, "TMPDIR": str(folder)}
     ran = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=env, cwd=folder)
     return ran.returncode, ran.stdout, ran.stderr
 

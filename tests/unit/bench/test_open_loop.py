@@ -82,7 +82,8 @@ def level(
     async def go() -> tuple[LevelSamples, Seen]:
         async with FakeOpenAI(behaviour) as server:
             target = Target(server.url, None, benchmark.endpoint)
-            load = LevelRun(target, workload or Workload(benchmark, rate, "m"), rate, lambda _: None, shard=shard)
+            asked = benchmark.model_copy(update={"seconds": FOR_EVER_S}) if until else benchmark
+            load = LevelRun(target, workload or Workload(asked, rate, "m"), rate, lambda _: None, shard=shard)
             watching = asyncio.create_task(stop_when(load, server.seen, until)) if until else None
             try:
                 return await load.run(), server.seen
@@ -190,7 +191,7 @@ def test_a_trace_without_requests_ends_at_once() -> None:
 
 
 def test_each_turn_of_a_conversation_follows_the_answer_before_it_and_is_due_then() -> None:
-    benchmark = OPEN.model_copy(update={"turns": 3, "endpoint": "chat"})
+    benchmark = OPEN.model_copy(update={"turns": 3, "endpoint": "chat", "seconds": FOR_EVER_S})
     made = Scripted(benchmark, turns=3)
     samples, _ = level(benchmark, 10, workload=made, until=lambda _, seen: seen.answered >= 12)
     assert {r.turn for r in samples.requests} == {0, 1, 2}
