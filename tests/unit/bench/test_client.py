@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import itertools
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Coroutine
@@ -154,26 +155,32 @@ def test_the_steady_part_begins_when_every_stream_has_warmed_up_and_excludes_wha
     assert samples.steady_to_s - samples.steady_from_s >= 0.89  # a timer may fire late
     assert len(samples.bins) * 0.1 == pytest.approx(samples.steady_to_s - samples.steady_from_s)
     assert {p.phase for p in heard} == {"warm-up", "steady"}
-    # A timer that fires late finds events of the bin after the last.
-    assert sum(p.events for p in heard if p.phase == "steady") <= sum(samples.bins) + samples.bins[-1]
+    later = sum(r.events for r in samples.requests) - sum(r.events for r in warm)
+    assert sum(p.events for p in heard if p.phase == "steady") <= later
 
 
 def test_a_level_too_slow_to_finish_enough_requests_is_extended_to_twice_its_time_at_most() -> None:
     samples, _ = level(Behaviour(ttft_ms=1100, tok_s=1000.0), 1)
     assert samples.steady_from_s is not None
     assert samples.steady_to_s is not None
-    assert samples.steady_to_s - samples.steady_from_s > 1.05
+    assert 1.05 < samples.steady_to_s - samples.steady_from_s < 4.0  # a timer may fire late
     assert sum(not r.cut for r in samples.requests) == 2
 
 
 def test_requests_in_flight_at_the_end_are_cut_and_their_tokens_still_count() -> None:
     samples, seen, _ = ordinary()
     cut = [r for r in samples.requests if r.cut]
-    assert len(cut) == 3
+    assert 1 <= len(cut) <= 3  # of three streams; one may just have had its answer, and have asked for nothing yet
     assert all(r.end_s is None and not r.error for r in cut)
-    assert seen.requests == len(samples.requests)
-    in_bins = sum(r.events for r in samples.requests if r.sent_s >= (samples.steady_from_s or 0))
-    assert in_bins <= sum(samples.bins)
+    assert len(samples.requests) - 3 <= seen.requests <= len(samples.requests)
+    start, end = samples.steady_from_s or 0.0, samples.steady_to_s or 0.0
+    at_s = [
+        (r.first_s or 0.0) + us / 1e6
+        for r, gaps in zip(samples.requests, samples.gaps_us(), strict=True)
+        for us in itertools.accumulate(gaps, initial=0)
+        if r.events
+    ]
+    assert sum(start <= at < end for at in at_s) == pytest.approx(sum(samples.bins), abs=3)  # they are rounded
 
 
 def test_stopping_ends_at_once_and_keeps_what_was_measured() -> None:
