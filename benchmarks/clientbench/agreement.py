@@ -33,11 +33,11 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 48, 32
 PER_STREAM = (
     2  # requests of a stream in a round on llama.cpp: rounds as short as can be, so that pairs are close neighbours
 )
-NULL_PER_STREAM = 8
+NULL_PER_STREAM = 6
 NULL_PAIRS = 6  # the fewest whose ratios have an interval
 NULL_TTFT_MS, NULL_ITL_MS = 200.0, 10.0  # about what the small model takes, so that the same rows can be compared
 START_S, ROUND_S = 300.0, 300.0  # the longest that is waited, on a machine that does other things too
-LAST_CHUNK = "ITL mean ms, last chunk left out"
+LAST_CHUNK = "ITL mean ms, of all gaps but the last chunk's"
 WHOLE = "output tok/s, from first request to last answer"
 ACCOUNT = {  # of llama.cpp's /metrics
     "prompt_s": "llamacpp:prompt_seconds_total",
@@ -193,19 +193,21 @@ def ours(samples: LevelSamples, wanted: int) -> Figures:
         raise ValueError(f"the server's answers are not as long as asked for: {found.usage_problems}")
     if found.cache_hit_ratio:
         raise ValueError(f"the server's prompt cache held {found.cache_hit_ratio:.1%} of the prompts")
-    first = sorted(good, key=lambda r: r.end_s or 0.0)[:wanted]
-    tokens = sum(r.output_tokens or 0 for r in first)
+    kept = zip(samples.requests, samples.gaps_us(), strict=True)
+    first = sorted(((r.end_s or 0.0, r.output_tokens or 0, us) for r, us in kept if not r.error and not r.cut))[:wanted]
+    tokens = sum(count for _, count, _ in first)
+    gaps = [us for _, _, each in first for us in each]
     return {
         "output tokens counted": float(tokens),
         "output tok/s": found.output_tok_s,
-        WHOLE: tokens / max(r.end_s or 0.0 for r in first),
+        WHOLE: tokens / first[-1][0],
         **{
             f"{name} {short} ms": table[key]
             for name, table in (("TTFT", found.ttft_ms), ("TPOT", found.tpot_ms), ("ITL", found.itl_ms))
             for short, key in (("mean", "mean"), ("p50", "p50"))
             if table
         },
-        **({LAST_CHUNK: found.itl_ms["mean"]} if found.itl_ms else {}),
+        LAST_CHUNK: statistics.fmean(gaps) / 1000,
     }
 
 

@@ -29,6 +29,10 @@ TESTS = Path(__file__).parents[1]
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS)))}
 
 
+# For tests in which servers are equally fast, and must be found so: of long answers the machine's own delays are a small part.
+LONG_ANSWERS = {"output_tokens": "64", "seconds": "2.0"}
+
+
 class House:
     """One state folder, one slot, and whatever a test does to them."""
 
