@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 PATIENCE_S = 120.0
-FOR_EVER_S = 600.0  # of a process that is to be ended by something else
+FOR_EVER_S = 600  # of a process that is to be ended by something else
 
 
 def comes_true(what: Callable[[], object]) -> bool:

@@ -101,11 +101,15 @@ def test_an_idle_vllm_falls_silent(tmp_path: Path) -> None:
         server.wait_ready()
         server.complete(20)
         server.wait(lambda: server.text.rstrip().endswith("rate: 0.0%"), "a line of statistics")
-        time.sleep(0.7)
-        said = server.text
-        assert said.count("Engine 000") <= 5  # the last one says that nothing ran
-        time.sleep(0.3)
-        assert server.text == said
+
+        def silent() -> bool:
+            said = server.text
+            time.sleep(0.5)  # five times as long as between two lines
+            return server.text == said
+
+        server.wait(silent, "silent")
+        last = [line for line in server.text.splitlines() if "Engine 000" in line][-1]
+        assert "Running: 0 reqs" in last, "that nothing runs is said once"
 
 
 def test_llamacpps_log_metrics_and_usage_agree(tmp_path: Path) -> None:

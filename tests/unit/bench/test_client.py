@@ -122,10 +122,10 @@ def reply(answer: bytes) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter
 def test_throughput_and_latency_of_a_paced_server_are_measured_as_they_are() -> None:
     benchmark = SHORT.model_copy(update={"output_tokens": 30, "seconds": 2.0})
     truth = 4 * 30 / (0.040 + 29 / 100)  # a closed loop: the next request goes out as soon as an answer ends
-    for _ in range(8):  # what else runs on the machine can only make server and client slower
+    for _ in range(20):  # what else runs on the machine can only make server and client slower
         samples, _ = level(Behaviour(tok_s=100.0, ttft_ms=40.0), 4, benchmark)
         found = figures(samples)
-        if found.output_tok_s > 0.97 * truth and not found.void:
+        if found.output_tok_s > 0.97 * truth and found.ttft_ms["p50"] < 44.0 and not found.void:
             break
     assert found.output_tok_s == pytest.approx(truth, rel=0.05)
     assert found.ttft_ms["p50"] == pytest.approx(40.0, abs=5.0)
