@@ -83,7 +83,7 @@ def test_a_real_campaign_tells_a_broken_drafter_a_costly_one_a_wrong_flag_and_a_
 
 
 def test_two_candidates_that_make_one_server_are_measured_once_and_a_cap_below_the_level_is_told(house: House) -> None:
-    house.benchmark |= {"levels": "[8]", "seconds": "8"}
+    house.benchmark |= {"levels": "[8]", "seconds": "8", "output_tokens": "16"}
     house.slot["start_timeout_s"] = "300"
     house.write_settings()
     house.cli("enqueue", llama(house, "base"), "--priority", "9")
