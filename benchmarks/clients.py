@@ -162,12 +162,14 @@ def agreement(
     """Compare our client's figures with those of vLLM's client; print a table a server."""
     progress(AGREE)
     try:
-        found = agree(server, cores, options.folder, options.pairs)
+        return agree(server, cores, options.folder, options.pairs, show_agreement)
     except Unavailable as error:
         sys.exit(f"agree cannot be made: {error}")
-    for name, ones in found.items():
-        print(f"\n**agree, {name}**: the same requests, round by round\n\n{agreement_table(ones)}", flush=True)
-    return found
+
+
+def show_agreement(name: str, found: dict[str, list[Agreement]]) -> None:
+    """Print what was compared on a server."""
+    print(f"\n**agree, {name}**: the same requests, round by round\n\n{agreement_table(found)}", flush=True)
 
 
 def progress(text: str) -> None:

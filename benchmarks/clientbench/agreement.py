@@ -34,6 +34,7 @@ PER_STREAM = (
     2  # requests of a stream in a round on llama.cpp: rounds as short as can be, so that pairs are close neighbours
 )
 NULL_PER_STREAM = 6
+NULL_S, LLAMA_S = 100.0, 160.0  # no pair is begun later: on a busy machine there are fewer
 NULL_PAIRS = 6  # the fewest whose ratios have an interval
 NULL_TTFT_MS, NULL_ITL_MS = 200.0, 10.0  # about what the small model takes, so that the same rows can be compared
 START_S, ROUND_S = 300.0, 300.0  # the longest that is waited, on a machine that does other things too
@@ -227,11 +228,14 @@ class Rounds:
         self._dataset = folder / "requests.json"
 
     def compare(
-        self, mine: Client, theirs: Client, pairs: int, account: Callable[[], Figures] | None = None
+        self, mine: Client, theirs: Client, pairs: int, limit_s: float, account: Callable[[], Figures] | None = None
     ) -> dict[str, list[Agreement]]:
         """Run pairs of rounds at each concurrency, AB BA AB …, and return the agreements by load."""
+        until = time.monotonic() + limit_s
         found: dict[int, list[Pair]] = {concurrency: [] for concurrency in CONCURRENCIES}
         for number in range(-1, pairs):
+            if number > 0 and time.monotonic() > until:
+                break
             for concurrency in CONCURRENCIES:
                 write_requests(self._dataset, concurrency * self._per_stream, number + 2)
                 clients = (mine, theirs) if number % 2 else (theirs, mine)
@@ -264,18 +268,26 @@ def by_account(reported: Figures, spent: Figures, concurrency: int, requests: in
     return {f"{name}, as multiple of the server's": reported[name] / own[name] for name in own if name in reported}
 
 
-def agree(server: NullServer, cores: list[int], folder: Path, pairs: int) -> dict[str, dict[str, list[Agreement]]]:
-    """Compare on both servers; return the agreements by server and load. Raise Unavailable, with why."""
+def agree(
+    server: NullServer,
+    cores: list[int],
+    folder: Path,
+    pairs: int,
+    told: Callable[[str, dict[str, list[Agreement]]], None],
+) -> dict[str, dict[str, list[Agreement]]]:
+    """Compare on both servers; return the agreements by server and load, each told as it comes. Raise Unavailable, with why."""
     python, tokenizer = program()
     found = {}
     with Peer(python, tokenizer, cores[1], folder) as peer:
         server.prepare(Mode("agree", 1, 0, OUTPUT_TOKENS, ttft_ms=NULL_TTFT_MS, itl_ms=NULL_ITL_MS))
         rounds = Rounds(server.url, "null", folder, NULL_PER_STREAM)
-        found["null server"] = rounds.compare(Worker(cores[1], folder, once=False), peer, NULL_PAIRS)
+        found["null server"] = rounds.compare(Worker(cores[1], folder, once=False), peer, NULL_PAIRS, NULL_S)
+        told("null server", found["null server"])
         with llama_server(cores[0], folder) as url:
             rounds = Rounds(url, "demo", folder, PER_STREAM)
             worker = Worker(cores[1], folder, once=True)
-            found["llama.cpp"] = rounds.compare(worker, peer, pairs, lambda: account_of(url))
+            found["llama.cpp"] = rounds.compare(worker, peer, pairs, LLAMA_S, lambda: account_of(url))
+        told("llama.cpp", found["llama.cpp"])
     return found
 
 

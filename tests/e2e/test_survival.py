@@ -174,7 +174,7 @@ def test_sighup_takes_good_settings_and_keeps_the_old_ones_for_a_broken_file(hou
 
 
 def test_restore_best_interrupts_a_trial_holds_the_queue_and_resume_goes_on(house: House) -> None:
-    house.benchmark["seconds"] = "4"
+    house.benchmark["seconds"] = "20"  # the command must come before its end
     with_best_known(house)
     house.cli("enqueue", house.candidate("b", tok_s=400))
     house.wait_measuring("b")
