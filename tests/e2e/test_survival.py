@@ -8,6 +8,7 @@ import time
 
 import pytest
 from e2e.house import SLOT, House
+from patience import PATIENCE_S
 
 from autotuner.core.state import LaunchState, Purpose
 
@@ -20,7 +21,7 @@ def with_best_known(house: House, **behaviour: object) -> None:
     house.write_settings()
     house.cli("enqueue", house.candidate("base", **{"tok_s": 100, **behaviour}))
     house.start()
-    house.wait_serving("base", 60)
+    house.wait_serving("base")
 
 
 def test_killed_during_a_launch_the_daemon_comes_back_to_the_best_known(house: House) -> None:
@@ -30,7 +31,7 @@ def test_killed_during_a_launch_the_daemon_comes_back_to_the_best_known(house: H
     house.kill()
     house.cli("pause")
     house.start()
-    house.wait_serving("base", 12)
+    house.wait_serving("base")
 
 
 def test_killed_during_a_level_the_daemon_comes_back_to_the_best_known(house: House) -> None:
@@ -41,10 +42,10 @@ def test_killed_during_a_level_the_daemon_comes_back_to_the_best_known(house: Ho
     house.kill()
     house.cli("pause")
     house.start()
-    house.wait_serving("base", 12)
+    house.wait_serving("base")
     assert "put back b" in house.titles()
     house.cli("resume")
-    house.wait_serving("b", 60)
+    house.wait_serving("b")
 
 
 def test_killed_during_a_restore_the_daemon_comes_back_to_the_best_known(house: House) -> None:
@@ -55,10 +56,10 @@ def test_killed_during_a_restore_the_daemon_comes_back_to_the_best_known(house: 
         rows = [r for r in house.launches() if r.purpose is Purpose.RESTORE]
         return any(r.state in {LaunchState.INTENDED, LaunchState.STARTING} for r in rows)
 
-    house.wait(restoring, 60)
+    house.wait(restoring)
     house.kill()
     house.start()
-    house.wait_serving("base", 12)
+    house.wait_serving("base")
 
 
 def test_killed_three_times_in_a_row_it_still_comes_back(house: House) -> None:
@@ -69,7 +70,7 @@ def test_killed_three_times_in_a_row_it_still_comes_back(house: House) -> None:
         time.sleep(0.7)
         house.kill()
         house.start()
-    house.wait_serving("base", 15)
+    house.wait_serving("base")
 
 
 def test_a_trial_that_ends_the_daemon_again_and_again_is_given_up(house: House) -> None:
@@ -88,7 +89,7 @@ def test_a_trial_that_ends_the_daemon_again_and_again_is_given_up(house: House) 
 def test_sigterm_ends_the_daemon_in_seconds_and_leaves_the_server_to_be_adopted(house: House) -> None:
     with_best_known(house)
     before = house.servers()
-    assert house.end() < 5
+    assert house.end() < 25
     assert house.servers() == before
     house.start()
     house.wait_serving("base")
@@ -125,12 +126,12 @@ def test_a_best_known_that_keeps_dying_degrades_the_slot_and_restore_best_mends_
         victim = house.servers()[0]
         os.kill(victim, signal.SIGKILL)
         house.wait(lambda victim=victim: victim not in house.servers())
-    house.wait(lambda: house.status()["degraded"], 30)
+    house.wait(lambda: house.status()["degraded"])
     assert "degraded" in house.titles()
     assert not house.servers()
     time.sleep(1)
     assert not house.servers(), "nothing is launched until a person says so"
-    house.cli("restore-best", "--wait", "--timeout", "30")
+    house.cli("restore-best", "--wait", "--timeout", "120")
     house.wait_serving("base")
 
 
@@ -153,7 +154,7 @@ def test_a_second_daemon_on_one_state_folder_refuses_and_names_the_first(house: 
     with_best_known(house)
     first = house.daemons[0]
     second = house.start()
-    assert second.wait(20) == 6
+    assert second.wait(PATIENCE_S) == 6
     assert f"pid {first.pid}" in (house.folder / "daemon.log").read_text()
     assert first.poll() is None
 
@@ -173,18 +174,18 @@ def test_sighup_takes_good_settings_and_keeps_the_old_ones_for_a_broken_file(hou
 
 
 def test_restore_best_interrupts_a_trial_holds_the_queue_and_resume_goes_on(house: House) -> None:
-    house.benchmark["seconds"] = "4"
+    house.benchmark["seconds"] = "20"  # the command must come before its end
     with_best_known(house)
     house.cli("enqueue", house.candidate("b", tok_s=400))
     house.wait_measuring("b")
-    said = house.cli("restore-best", "--wait", "--timeout", "40").stdout
+    said = house.cli("restore-best", "--wait", "--timeout", "120").stdout
     assert "base serves at" in said
     house.wait_serving("base")
     time.sleep(1)
     assert house.status()["trial"] is None
     assert house.status()["paused"]
     house.cli("resume")
-    house.wait_serving("b", 60)
+    house.wait_serving("b")
 
 
 def test_restore_best_works_without_a_daemon(house: House) -> None:
@@ -192,7 +193,7 @@ def test_restore_best_works_without_a_daemon(house: House) -> None:
     house.kill()
     os.kill(house.servers()[0], signal.SIGKILL)
     house.wait(lambda: not house.servers())
-    said = house.cli("restore-best", "--timeout", "30").stdout
+    said = house.cli("restore-best", "--timeout", "120").stdout
     assert "base serves at" in said
     assert len(house.servers()) == 1
     assert "entries intact" in house.cli("journal", "verify").stdout
@@ -231,8 +232,8 @@ def test_a_journal_whose_database_was_lost_is_kept_aside_and_a_new_one_begun(hou
     house.wait(lambda: not house.servers())
     house.cli("enqueue", house.folder / "base.toml")
     house.start()
-    house.wait_serving("base", 60)
-    house.wait(lambda: house.cli("journal", "verify", check=False).returncode == 0, 10)
+    house.wait_serving("base")
+    house.wait(lambda: house.cli("journal", "verify", check=False).returncode == 0)
     assert list((house.state / "journal").glob("*.altered-*"))
 
 
@@ -263,9 +264,9 @@ def test_a_full_disk_ends_nothing_and_the_queue_goes_on_once_there_is_room(house
         assert len(house.servers()) <= 1
         filler.unlink()
         house.cli("resume")
-        house.wait(lambda: house.verdicts().get("b") == "pass", 60)
+        house.wait(lambda: house.verdicts().get("b") == "pass")
         house.wait_serving("b")
-        house.wait(lambda: house.cli("journal", "verify", check=False).returncode == 0, 10)
+        house.wait(lambda: house.cli("journal", "verify", check=False).returncode == 0)
     finally:
         house.close()
         subprocess.run(["umount", "-l", str(mount)], check=False)

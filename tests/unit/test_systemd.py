@@ -100,7 +100,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / "autotuner.service"
     unit.write_text(text.replace("@PREFIX@", str(tmp_path)))
     ran = subprocess.run(
-        [analyze, "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False, timeout=60
+        [analyze, "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False, timeout=120
     )
     about_it = [line for line in ran.stderr.splitlines() if "autotuner" in line]
     assert (ran.returncode, about_it) == (0, []), ran.stderr

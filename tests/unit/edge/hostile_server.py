@@ -1,7 +1,7 @@
 """Servers that do not want to be stopped. A program: hostile_server.py MODE [FIFO [COUNT]]
 
 Every process it makes holds the write end of FIFO, so the reader sees its end when, and only when, none is left; none
-lives longer than a minute.
+lives longer than ten minutes.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-LIFE_S = 60
+LIFE_S = 600
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
 
 from autotuner.edge import files
 from autotuner.edge.files import FolderLock, lock_holder
@@ -16,7 +17,7 @@ from autotuner.errors import Locked, StoreError
 
 HOLDER = (
     "import sys, time; from pathlib import Path; from autotuner.edge.files import FolderLock\n"
-    "lock = FolderLock(Path(sys.argv[1])); lock.acquire(); print('held', flush=True); time.sleep(60)"
+    "lock = FolderLock(Path(sys.argv[1])); lock.acquire(); print('held', flush=True); time.sleep(600)"
 )
 
 
@@ -126,7 +127,7 @@ def test_of_eight_daemons_that_start_at_once_one_works(tmp_path: Path) -> None:
         assert process.stdout is not None
         said.append(process.stdout.readline())
     for process in starts:
-        process.communicate(b"\n", timeout=10)
+        process.communicate(b"\n", timeout=PATIENCE_S)
     assert sorted(said) == [b"locked\n"] * 7 + [b"mine\n"]
 
 
