@@ -102,6 +102,7 @@ class Settings(_Strict):
 
     state_dir: Path
     journal_dir: Path | None = None
+    journal_file_mib: int = Field(default=16, ge=1)
     log_dir: Path | None = None
     policies_dir: Path | None = None
     restore: Literal["idle", "always"] = "idle"

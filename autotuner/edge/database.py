@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from autotuner.edge.files import make_folder
 from autotuner.errors import DiskFull, StoreError
 
 SCHEMA_VERSION = "6"
@@ -55,7 +56,7 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         with translated(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             self._connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         self._path = path
         try:
