@@ -148,6 +148,11 @@ class Settings(_Strict):
         return self.journal_dir or self.state_dir / "journal"
 
     @property
+    def seal_key(self) -> Path:
+        """The key that the journal's next entry is sealed with; there only once sealing was set up."""
+        return self.state_dir / "seal.key"
+
+    @property
     def launches(self) -> Path:
         """The folder with one folder a launch: its log, its identity, its exit status."""
         return self.log_dir or self.state_dir / "launches"

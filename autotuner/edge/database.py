@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from autotuner.core.redact import one_line
 from autotuner.edge.files import make_folder
 from autotuner.errors import DiskFull, StoreError
 
@@ -118,6 +119,15 @@ class Database:
         """Return what SQLite's own quick check finds; `ok` if nothing."""
         row = self.one("PRAGMA quick_check")
         return str(row[0]) if row else "no answer"
+
+    def require_intact(self) -> None:
+        """Raise StoreError with what SQLite's own quick check finds, if it finds anything."""
+        found = self.check()
+        if found != "ok":
+            raise StoreError(
+                f"the state database {self._path} is damaged: {one_line(found, 200)}; stop the daemon, and put a backup in its "
+                "place or move it away"
+            )
 
     def _create(self) -> None:
         row = self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()

@@ -48,7 +48,7 @@ class Journal:
         """
         self._number, self._sha256, self._poisoned = 0, GENESIS, "it was never opened to its end"
         torn: Path | None = None
-        with _translated(f"the journal in {self._folder} cannot be opened"):
+        with translated(f"the journal in {self._folder} cannot be opened"):
             files.make_folder(self._folder)
             paths = journal_files(self._folder)
             for path in paths:
@@ -79,9 +79,9 @@ class Journal:
         if entry.number != self._number + 1 or entry.prev != self._sha256:
             raise JournalBroken(f"entry {entry.number} does not follow entry {self._number} of the journal's files")
         data = entry.text.encode()
-        with _translated(f"the journal in {self._folder} cannot be written"):
+        with translated(f"the journal in {self._folder} cannot be written"):
             path = self._file_for(entry.at[:7], len(data))
-        with _translated(f"{path} cannot be written"):
+        with translated(f"{path} cannot be written"):
             try:
                 files.append(path, data, file_header(path.stem).encode())
             except files.Unsure as error:
@@ -118,7 +118,7 @@ class Journal:
     def set_aside(self, label: str) -> list[Path]:
         """Rename every file of a journal that was altered, so that it can be written anew; return their new names."""
         kept = []
-        with _translated(f"the journal in {self._folder} cannot be set aside"):
+        with translated(f"the journal in {self._folder} cannot be set aside"):
             for path in journal_files(self._folder):
                 aside = path.with_name(f"{path.name}.altered-{label}")
                 path.rename(aside)
@@ -186,7 +186,7 @@ def compare_with_store(
 
 
 @contextmanager
-def _translated(what: str) -> Iterator[None]:
+def translated(what: str) -> Iterator[None]:
     """Turn the file system's errors into ours, so that the loop can tell a full disk from a bug."""
     try:
         yield
