@@ -163,7 +163,7 @@ class Daemon:
         label = clock.utc_label().replace(" ", "T").replace(":", "")
         slot = next(iter(self._settings.slots))
         try:
-            found = self._journal.open(label)
+            found = self._journal.open(label, self._store.last_published())
             self._check_known(found)
         except JournalBroken as error:
             kept = self._journal.set_aside(label)

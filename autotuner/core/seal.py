@@ -27,8 +27,9 @@ class Seal:
 
 @dataclass(frozen=True)
 class KeyState:
-    """What the host keeps: the number of the entry that is sealed next, and the key for it."""
+    """What the host keeps: the numbers of the first entry that was sealed and of the next one, and the key for that."""
 
+    first: int
     number: int
     key: bytes
 
@@ -77,31 +78,37 @@ def check_seals(
 
     The host's key must be read before the seals, and the seals before the journal: a daemon may work meanwhile. What comes
     after the last seal was not sealed yet; that none was cut off is what the host's key proves, which cannot be wound back.
+    A seal that is not older than the host's key is on its way, and may be half written.
     """
-    flaws = [Flaw("seals", read.flaw)] if read.flaw else []
-    first, key = (read.seals[0].number if read.seals else None), first_key
-    for expected, seal in enumerate(read.seals, first or 0):
-        place = f"entry {expected:04d}"
-        if seal.number != expected:
-            flaws.append(Flaw("seals", f"has {seal.number} where {expected} is due: one is missing, moved or doubled"))
+    if state is not None and hmac.compare_digest(state.key, first_key):
+        return [], 0  # nothing was sealed for good so far: afterwards nobody can know the first key
+    first, key, last = (read.seals[0].number if read.seals else 0), first_key, 0
+    for due, seal in enumerate(read.seals, first):
+        if wrong := _wrong(seal, due, key, entries):
+            if state is None or due < state.number:
+                return [wrong], last
             break
-        if expected not in entries:
-            flaws.append(Flaw(place, "was sealed and is missing from the files"))
-            break
-        if not hmac.compare_digest(seal.code, _code(key, expected, entries[expected])):
-            flaws.append(Flaw(place, "is not the one that was sealed, or it was sealed with another key"))
-            break
-        key = key_after(key)
-    last = read.seals[-1].number if read.seals else 0
-    return flaws + _state_flaws(first_key, state, first, last), last
+        key, last = key_after(key), due
+    if read.flaw and (state is None or last + 1 < state.number):
+        return [Flaw("seals", read.flaw)], last
+    return _state_flaws(first_key, state, first, last), last
 
 
-def _state_flaws(first_key: bytes, state: KeyState | None, first: int | None, last: int) -> list[Flaw]:
+def _wrong(seal: Seal, due: int, key: bytes, entries: Mapping[int, str]) -> Flaw | None:
+    if seal.number != due:
+        return Flaw("seals", f"have {seal.number} where {due} is due: one is missing, moved or doubled")
+    if due not in entries:
+        return Flaw(f"entry {due:04d}", "was sealed and is missing from the files")
+    if not hmac.compare_digest(seal.code, _code(key, due, entries[due])):
+        return Flaw(f"entry {due:04d}", "is not the one that was sealed, or it was sealed with another key")
+    return None
+
+
+def _state_flaws(first_key: bytes, state: KeyState | None, first: int, last: int) -> list[Flaw]:
     if state is None:
         return [Flaw("seal key", "is missing: whether the last entries were cut off cannot be told")]
-    if first is None:
-        never = hmac.compare_digest(state.key, first_key)
-        return [] if never else [Flaw("seals", "are missing, or they were begun with another key than the one given")]
+    if not last:
+        return [Flaw("seals", "are missing, or they were begun with another key than the one given")]
     if state.number > last + 1:
         return [Flaw("seals", f"end at {last}, and were written to {state.number - 1}: their end was cut off")]
     if state.number < first or not hmac.compare_digest(state.key, key_after(first_key, state.number - first)):

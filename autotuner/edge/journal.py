@@ -41,10 +41,11 @@ class Journal:
         self._sha256 = GENESIS
         self._poisoned = ""
 
-    def open(self, torn_label: str) -> Recovered:
+    def open(self, torn_label: str, acknowledged: int | None = None) -> Recovered:
         """Read what is there, cut a torn tail off and keep it aside under `torn_label`; return where the journal stands.
 
-        Raise JournalBroken if anything but a half-written last entry is wrong: that is no crash, but tampering.
+        What follows the last entry that is known to be `acknowledged` may be anything: power loss can leave garbage there.
+        Raise JournalBroken if anything else but a half-written last entry is wrong: that is no crash, but tampering.
         """
         self._number, self._sha256, self._poisoned = 0, GENESIS, "it was never opened to its end"
         torn: Path | None = None
@@ -54,12 +55,13 @@ class Journal:
             for path in paths:
                 data = path.read_bytes()
                 reading = read_journal(path.stem, data, self._sha256, self._number + 1)
-                if reading.flaws and (path != paths[-1] or not _half_written(data[reading.good_bytes :])):
-                    raise JournalBroken(f"{path}: {reading.flaws[0]}")
-                if reading.flaws:
-                    torn = self._cut(path, data, reading.good_bytes, torn_label)
                 if reading.entries:
                     self._number, self._sha256 = reading.entries[-1].number, reading.entries[-1].sha256
+                if reading.flaws:
+                    all_there = acknowledged is not None and self._number >= acknowledged
+                    if path != paths[-1] or not (all_there or _half_written(data[reading.good_bytes :])):
+                        raise JournalBroken(f"{path}: {reading.flaws[0]}")
+                    torn = self._cut(path, data, reading.good_bytes, torn_label)
                 if path == paths[-1] and path.exists():
                     files.settle(path, len(reading.entries[-1].text.encode()) if reading.entries else 0)
         self._poisoned = ""
@@ -107,7 +109,7 @@ class Journal:
 
     def _cut(self, path: Path, data: bytes, good: int, label: str) -> Path:
         """Remove what follows the last whole entry and keep it beside the journal."""
-        torn = self._folder / f"{path.name}.torn-{label}"
+        torn = _unused(self._folder / f"{path.name}.torn-{label}")
         files.write_atomically(torn, data[good:])
         if good == 0:
             path.unlink()
@@ -120,7 +122,7 @@ class Journal:
         kept = []
         with translated(f"the journal in {self._folder} cannot be set aside"):
             for path in journal_files(self._folder):
-                aside = path.with_name(f"{path.name}.altered-{label}")
+                aside = _unused(path.with_name(f"{path.name}.altered-{label}"))
                 path.rename(aside)
                 kept.append(aside)
             files.sync_folder(self._folder)
@@ -132,6 +134,16 @@ def _half_written(rest: bytes) -> bool:
     end = _ENTRY_END.search(rest)
     one = len(_ENTRY_START.findall(rest)) <= 1 and (end is None or end.end() == len(rest))
     return one and (not rest.endswith(b" -->\n\n") or b"\0" in rest)
+
+
+def _unused(path: Path) -> Path:
+    """What was kept aside is not written over by what is kept within the same second."""
+    number = 1
+    kept = path
+    while kept.exists():
+        number += 1
+        kept = path.with_name(f"{path.name}-{number}")
+    return kept
 
 
 def journal_files(folder: Path) -> list[Path]:

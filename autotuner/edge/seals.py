@@ -47,7 +47,7 @@ class Seals:
                 raise
 
     def _open(self) -> KeyState:
-        """Read the key, cut a torn line off, and turn the key if a crash came between a seal and that."""
+        """Read the key, and cut off what follows the last seal before it: that seal is made again, the same or whole."""
         _remove_leftovers(self._key_file)
         try:
             state = read_key(self._key_file)
@@ -56,13 +56,11 @@ class Seals:
         if state is None:
             raise JournalBroken(f"{self._key_file} is no key of seals: it was changed, or written by something else")
         data = self._path.read_bytes() if self._path.exists() else b""
-        read = read_seals(data)
-        if read.good_bytes < len(data) and not read.flaw:
-            os.truncate(self._path, read.good_bytes)
+        good = _acknowledged(data, state)
+        if good < len(data):
+            os.truncate(self._path, good)
         if data:
-            files.settle(self._path, min(read.good_bytes, 128))
-        if read.seals and read.seals[-1].number == state.number:
-            state = self._turn(state)
+            files.settle(self._path, min(good, 128))
         return state
 
     def _add(self, state: KeyState, entry: Entry) -> KeyState:
@@ -71,7 +69,7 @@ class Seals:
 
     def _turn(self, state: KeyState) -> KeyState:
         """Replace the key by the next one, and write over the old one where it stood."""
-        following = KeyState(state.number + 1, key_after(state.key))
+        following = KeyState(state.first, state.number + 1, key_after(state.key))
         old = os.open(self._key_file, os.O_WRONLY | os.O_CLOEXEC)
         try:
             _write_key(self._key_file, following)
@@ -86,7 +84,7 @@ class Seals:
 def begin(key_file: Path, first_number: int, key: bytes) -> None:
     """Set sealing up: entry `first_number` is the first to be sealed, with this key. Raise DiskFull or StoreError."""
     with translated(f"{key_file} cannot be written"):
-        _write_key(key_file, KeyState(first_number, key))
+        _write_key(key_file, KeyState(first_number, first_number, key))
         give_to_owner(key_file)
 
 
@@ -100,11 +98,11 @@ def give_to_owner(path: Path) -> None:
 def read_key(key_file: Path) -> KeyState | None:
     """Return what the host keeps of the key; None if there is none, or nothing that is one."""
     try:
-        number, _, key = key_file.read_text(encoding="ascii").strip().partition(" ")
-        state = KeyState(int(number), bytes.fromhex(key))
+        first, number, key = key_file.read_text(encoding="ascii").split()
+        state = KeyState(int(first), int(number), bytes.fromhex(key))
     except (FileNotFoundError, ValueError):
         return None
-    return state if state.number > 0 and len(state.key) == KEY_BYTES else None
+    return state if 0 < state.first <= state.number and len(state.key) == KEY_BYTES else None
 
 
 def read_all(folder: Path) -> SealsRead:
@@ -115,8 +113,19 @@ def read_all(folder: Path) -> SealsRead:
         return read_seals(b"")
 
 
+def _acknowledged(data: bytes, state: KeyState) -> int:
+    """How many bytes of the seals to leave: those before the next entry's; all, if somebody has changed one of those."""
+    position, read = 0, read_seals(data)
+    for seal, line in zip(read.seals, data.splitlines(keepends=True), strict=False):
+        if seal.number >= state.number:
+            return position
+        position += len(line)
+    whole = read.seals[-1].number + 1 if read.seals else state.first
+    return len(data) if read.flaw and whole < state.number else position
+
+
 def _write_key(path: Path, state: KeyState) -> None:
-    files.write_atomically(path, f"{state.number} {state.key.hex()}\n".encode(), 0o600)
+    files.write_atomically(path, f"{state.first} {state.number} {state.key.hex()}\n".encode(), 0o600)
 
 
 def _remove_leftovers(key_file: Path) -> None:

@@ -17,4 +17,11 @@ class Part:
     what: str
 
 
-PARTS: tuple[Part, ...] = ()
+PARTS: tuple[Part, ...] = (
+    Part(
+        "crashstates",
+        ("P7", "P9", "P16"),
+        0.05,
+        "power loss at every operation of the journal's own code, on a disk in memory",
+    ),
+)

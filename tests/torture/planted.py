@@ -6,6 +6,10 @@ a part that starts real daemons passes the bug's name on to `torture.daemon`, wh
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+
+from autotuner.edge import files
+from autotuner.edge.journal import Journal
 
 
 @dataclass(frozen=True)
@@ -19,4 +23,45 @@ class Bug:
     seconds: float = 20.0
 
 
-BUGS: tuple[Bug, ...] = ()
+def drop_folder_fsync() -> None:
+    """A new file's name, or a renamed one's, is not made durable."""
+    files.sync_folder = lambda path: None
+
+
+def drop_tail_truncation() -> None:
+    """A torn tail is kept aside, and stays in the journal as well."""
+
+    def keep(self: Journal, path: Path, data: bytes, good: int, label: str) -> Path:
+        torn = path.with_name(f"{path.name}.torn-{label}")
+        files.write_atomically(torn, data[good:])
+        return torn
+
+    Journal._cut = keep  # type: ignore[method-assign]
+
+
+def retry_fsync() -> None:
+    """A failed fsync is tried again; the second one says that all is well."""
+
+    def append(path: Path, data: bytes, header: bytes = b"", mode: int = 0o644) -> None:
+        system = files.os
+        fd = system.open(path, system.O_WRONLY | system.O_APPEND | system.O_CREAT | system.O_CLOEXEC, mode)
+        try:
+            new = system.fstat(fd).st_size == 0
+            files.write_all(fd, header + data if new else data)
+            try:
+                system.fsync(fd)
+            except OSError:
+                system.fsync(fd)
+            if new:
+                files.sync_folder(path.parent)
+        finally:
+            system.close(fd)
+
+    files.append = append
+
+
+BUGS: tuple[Bug, ...] = (
+    Bug("drop the directory fsync", drop_folder_fsync, "P7", "crashstates"),
+    Bug("drop tail truncation", drop_tail_truncation, "P9", "crashstates"),
+    Bug("retry fsync", retry_fsync, "P16", "crashstates"),
+)

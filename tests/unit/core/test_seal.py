@@ -28,7 +28,7 @@ def lines(key: bytes = KEY, first: int = FIRST, heads: dict[int, str] = HEADS) -
 
 
 def host(number: int = LAST + 1, key: bytes = KEY) -> KeyState:
-    return KeyState(number, key_after(key, number - FIRST))
+    return KeyState(FIRST, number, key_after(key, number - FIRST))
 
 
 def said(made: list[bytes], heads: dict[int, str] = HEADS, state: KeyState | None = None) -> list[str]:
@@ -37,7 +37,7 @@ def said(made: list[bytes], heads: dict[int, str] = HEADS, state: KeyState | Non
 
 def test_a_journal_that_nobody_touched_has_no_flaw() -> None:
     assert check_seals(KEY, read_seals(b"".join(lines())), HEADS, host()) == ([], LAST)
-    assert said([], state=KeyState(1, KEY)) == []
+    assert said([], state=KeyState(1, 1, KEY)) == []
 
 
 def test_a_daemon_at_work_or_killed_between_any_two_steps_is_no_forgery() -> None:
@@ -63,7 +63,7 @@ def test_an_old_entry_sealed_again_with_a_newer_key_is_found() -> None:
 def test_a_journal_written_anew_with_the_key_of_the_host_is_found() -> None:
     newest = host().key
     anew = [seal_line(key_after(newest, n - FIRST), n, OTHER[n]) for n in range(FIRST, LAST + 1)]
-    state = KeyState(LAST + 1, key_after(newest, LAST + 1 - FIRST))
+    state = KeyState(FIRST, LAST + 1, key_after(newest, LAST + 1 - FIRST))
     assert "not the one that was sealed" in said(anew, OTHER, state)[0]
     assert "not the one that was sealed" in said([seal_line(newest, LAST, OTHER[LAST])], OTHER)[0]
 
@@ -73,7 +73,7 @@ def test_a_tail_cut_off_journal_and_seals_alike_is_found(kept: int) -> None:
     heads = {n: h for n, h in HEADS.items() if n < FIRST + kept}
     found = said(lines()[:kept], heads)
     assert "cut off" in found[0] or "missing" in found[0]
-    back = KeyState(FIRST + kept, host().key)  # the key cannot be wound back with the number
+    back = KeyState(FIRST, FIRST + kept, host().key)  # the key cannot be wound back with the number
     assert said(lines()[:kept], heads, back)
 
 

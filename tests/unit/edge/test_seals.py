@@ -72,7 +72,7 @@ def test_each_entry_is_sealed_once_and_those_that_wait_are_caught_up_with(place:
 def test_only_the_key_for_the_next_entry_is_on_the_host(place: Place) -> None:
     held = os.open(place.key_file, os.O_RDONLY)  # whoever still has the old file open sees zeros
     place.keep_up(6)
-    assert read_key(place.key_file) == KeyState(7, key_after(KEY, 6))
+    assert read_key(place.key_file) == KeyState(1, 7, key_after(KEY, 6))
     assert set(os.pread(held, 100, 0)) == {0}
     os.close(held)
     everything = b"".join(path.read_bytes() for path in place.key_file.parent.rglob("*") if path.is_file())
@@ -140,12 +140,24 @@ def test_a_torn_last_line_is_cut_and_written_again(place: Place, kept: int) -> N
     path, key = place.folder / "seals", read_key(place.key_file)
     whole = path.read_bytes()
     for tail in (b"", bytes(20)):
-        place.key_file.write_text(f"3 {key_after(KEY, 2).hex()}\n")
+        place.key_file.write_text(f"1 3 {key_after(KEY, 2).hex()}\n")
         path.write_bytes(whole[: len(whole) - 67 + min(kept, 66)] + tail)
         assert place.flaws() == []
         place.keep_up(3)
         assert path.read_bytes() == whole
         assert read_key(place.key_file) == key
+
+
+def test_a_first_line_of_garbage_is_no_forgery_before_its_key_was_turned(place: Place) -> None:
+    """Power loss leaves anything of what was not synced; only what the key has gone beyond was there for good."""
+    for garbage in (b"1 " + b"x" * 64 + b"\n", b"7 " + b"0" * 64 + b"\n", b"\n\n\n"):
+        (place.folder / "seals").write_bytes(garbage)
+        assert place.flaws() == []
+        place.keep_up(1)
+        assert place.sealed == [1]
+        assert place.flaws() == []
+        (place.folder / "seals").unlink()
+        begin(place.key_file, 1, KEY)
 
 
 def test_a_full_disk_delays_a_seal_and_a_failed_fsync_is_not_tried_again_blindly(
@@ -167,7 +179,7 @@ def test_a_full_disk_delays_a_seal_and_a_failed_fsync_is_not_tried_again_blindly
     assert place.flaws() == []
 
 
-@pytest.mark.parametrize("text", ["", "x", "1 abc", "0 " + "00" * 32, "-1 " + "00" * 32, "é"])
+@pytest.mark.parametrize("text", ["", "x", "1 abc", "1 1 abc", "0 1 " + "00" * 32, "2 1 " + "00" * 32, "é"])
 def test_a_key_that_is_none_is_said_and_nothing_is_sealed(place: Place, text: str) -> None:
     place.key_file.write_text(text)
     with pytest.raises(JournalBroken, match="is no key of seals"):
