@@ -13,6 +13,7 @@ from pathlib import Path
 from autotuner import log, outcome
 from autotuner.context import SlotContext
 from autotuner.core.policy import Policy
+from autotuner.core.redact import hide, hide_values
 from autotuner.edge import clock, statusfile
 from autotuner.edge.ballast import Ballast
 from autotuner.edge.files import FolderLock
@@ -203,8 +204,9 @@ class Daemon:
             for w in self._workers
         }
         status = {"pid": os.getpid(), "at": clock.utc_label(), "at_s": clock.monotonic_s(), "trouble": self._trouble}
-        statusfile.write(self._settings.state_dir, {**status, "slots": slots})
-        self._notifier.status(self._trouble or "; ".join(f"{w.ctx.name}: {w.last.reason}" for w in self._workers))
+        statusfile.write(self._settings.state_dir, hide_values({**status, "slots": slots}, self._store.secrets))
+        said = self._trouble or "; ".join(f"{w.ctx.name}: {w.last.reason}" for w in self._workers)
+        self._notifier.status(hide(said, self._store.secrets))
 
     async def _pause(self) -> None:
         """Sleep a cycle; shorter while something is being done, so that a trial loses no time between its steps."""

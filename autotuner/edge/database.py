@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from autotuner.core.redact import one_line
+from autotuner.core.redact import hide_values, one_line
 from autotuner.edge.files import make_folder
 from autotuner.errors import DiskFull, StoreError
 
@@ -56,6 +56,7 @@ class Database:
     """One connection to the state database; opens and creates it."""
 
     def __init__(self, path: Path) -> None:
+        self.secrets: frozenset[str] = frozenset()  # values that must never get into a column
         with translated(path):
             make_folder(path.parent)
             self._connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
@@ -109,6 +110,10 @@ class Database:
         """Run a query and return its rows."""
         with translated(self._path):
             return self._connection.execute(sql, values).fetchall()
+
+    def hidden(self, value: Any) -> Any:
+        """Given a value for a column, texts and JSON alike, return it with known secrets hidden."""
+        return hide_values(value, self.secrets)
 
     def data_version(self) -> int:
         """A number that changes when another process has committed."""
