@@ -13,7 +13,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from autotuner.core.entry import GENESIS, Draft, Entry, Flaw, file_header, read_journal, render
-from autotuner.core.seal import KeyState, check_seals, checkpoint, key_after, read_checkpoint, read_seals, seal_line, since_checkpoint
+from autotuner.core.seal import (
+    KeyState,
+    check_seals,
+    checkpoint,
+    key_after,
+    read_checkpoint,
+    read_seals,
+    seal_line,
+    since_checkpoint,
+)
 from autotuner.edge.journal import compare_with_store
 from torture.tally import Tally
 
@@ -178,7 +187,9 @@ def with_host(rng: random.Random, house: House, entries: list[Entry]) -> tuple[s
     trick = rng.randrange(5)
     if trick == 0:  # old entries sealed with the newest key
         made = [seal_line(key, n, h) for n, h in forged.known[FIRST_SEALED - 1 + kept :]]
-        return how, replace(forged, seals=b"".join(lines[:kept]) + b"".join(made), key=KeyState(FIRST_SEALED, count + 1, key))
+        return how, replace(
+            forged, seals=b"".join(lines[:kept]) + b"".join(made), key=KeyState(FIRST_SEALED, count + 1, key)
+        )
     if trick == 1:  # and with keys that follow from it
         made = [seal_line(key_after(key, i), n, h) for i, (n, h) in enumerate(forged.known[FIRST_SEALED - 1 + kept :])]
         state = KeyState(FIRST_SEALED, count + 1, key_after(key, len(made)))

@@ -27,8 +27,29 @@ HOSTILE = (
     "[a-z]*", "~", "{a,b}", "!", "!!", "#", "# x", "; echo x", "&", "&&", "||", "<", ">x", "2>&1", "(", ")", "A=1", "--x=y z", "-", "--",
     "-e", "-n", "%s", "%n", "\r\n", "a\\\nb", "\ufeff", "$((1+1))", "\\0", "\\c", "eval", "exit 1", "done", "EOF", "}", "x'; echo '",
 )  # fmt: skip
-SHOW = "show() { printf '%s\\0' \"$#\" \"$@\"; }\n"
-NAMES = ("eval", "exec", "if", "A=1", "a b", "$x", "`x`", "*", "~", "-x", "'", '"', "é", "a;b", "[", "{", "!", "\udcff", "time", "x\ny")
+SHOW = 'show() { printf \'%s\\0\' "$#" "$@"; }\n'
+NAMES = (
+    "eval",
+    "exec",
+    "if",
+    "A=1",
+    "a b",
+    "$x",
+    "`x`",
+    "*",
+    "~",
+    "-x",
+    "'",
+    '"',
+    "é",
+    "a;b",
+    "[",
+    "{",
+    "!",
+    "\udcff",
+    "time",
+    "x\ny",
+)
 
 
 def words(rng: random.Random) -> tuple[str, ...]:
@@ -57,7 +78,13 @@ def through_shell(script: str, folder: Path, env: dict[str, str]) -> str:
     file.write_bytes(script.encode("utf-8", "surrogateescape"))
     try:
         ran = subprocess.run(
-            [SHELL, str(file)], capture_output=True, stdin=subprocess.DEVNULL, env=env, cwd=folder, timeout=60, check=False
+            [SHELL, str(file)],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            env=env,
+            cwd=folder,
+            timeout=60,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return ""

@@ -31,7 +31,11 @@ def calls_that_trust_any_host(text: str) -> list[str]:
             found.append(f"{where} takes any host for the right one (known_hosts=None)")
         if ast.unparse(node.func).startswith("asyncssh.") and _connects(node):
             found += [f"{where} does not say known_hosts"] if "known_hosts" not in given else []
-            found += [f"{where} reads the operator's ssh configuration (say config=None)"] if given.get("config") != "None" else []
+            found += (
+                [f"{where} reads the operator's ssh configuration (say config=None)"]
+                if given.get("config") != "None"
+                else []
+            )
     return found
 
 

@@ -141,7 +141,12 @@ def said(rng: random.Random, secret: str) -> str:
 
 def canary(rng: random.Random) -> str:
     """A secret: long enough that nothing else contains it, of characters that encodings change."""
-    return "cnry" + "".join(rng.choices("abcdefghijkmnpqrstuvwxyzABCDEFGH23456789+/=&%$#@!?:;,. \"'\\<>|é", k=rng.randrange(10, 30))).strip()
+    return (
+        "cnry"
+        + "".join(
+            rng.choices("abcdefghijkmnpqrstuvwxyzABCDEFGH23456789+/=&%$#@!?:;,. \"'\\<>|é", k=rng.randrange(10, 30))
+        ).strip()
+    )
 
 
 def traces(secret: str) -> set[str]:
@@ -179,10 +184,7 @@ class House:
         elif sink == 1:
             log.get().info("said", text=text, list=[text], map={"a": {"b": text}}, error=ValueError(text))
         elif sink == 2:
-            try:
-                raise ValueError(text)
-            except ValueError as error:
-                log.get().error(text, exc_info=error)
+            log.get().error(text, exc_info=ValueError(text))
         elif sink == 3:
             store.update_trial(self.trial, reasons=json.dumps([text]), ended_at=text)
         elif sink == 4:
@@ -198,7 +200,11 @@ class House:
     def kept(self) -> str:
         """Everything that is kept or was shown; what the database has compressed, too."""
         raw = [path.read_bytes().decode("utf-8", "replace") for path in self.folder.iterdir() if path.is_file()]
-        evidence = [json.dumps(self.store.evidence(self.trial, 8), ensure_ascii=False)] if self.store.results(self.trial) else []
+        evidence = (
+            [json.dumps(self.store.evidence(self.trial, 8), ensure_ascii=False)]
+            if self.store.results(self.trial)
+            else []
+        )
         return "\n".join([*raw, *evidence, self.log.getvalue()])
 
 
