@@ -32,6 +32,7 @@ FILE_BYTES = 2600  # a journal file has three or four entries, so that every run
 FIRST_KEY = b"first key of this reference run!"
 OF_ONE_SNAPSHOT = 24  # crash states sampled of each snapshot, beside the fixed ones
 FIXED = tuple(Loss(names, data) for names in ("all", "none") for data in ("all", "none"))
+DEEPER = (0, 0, 0, 0, 0, 0, 1, 3)  # how often a recovery is interrupted in turn
 AGAIN = "cd tests && python -m torture.crashstates {seed} {number}"
 
 
@@ -400,32 +401,30 @@ def _whole_file(snapshot: Snapshot, found: Disk, latest: int) -> tuple[str, str]
     )
 
 
-def explore(tally: Tally, seed: int, number: int, until: float, only: str = "") -> None:
-    """Try every snapshot of one reference run; stop at a time, but not before one snapshot is done."""
-    run = reference(seed, number)
+def explore(tally: Tally, seed: int, number: int, until: float) -> None:
+    """Try one reference run; stop at a time, but not before one snapshot is done."""
+    explore_run(tally, reference(seed, number), f"run {number}: {AGAIN.format(seed=seed, number=number)}", until)
+
+
+def explore_run(tally: Tally, run: Run, how: str, until: float = float("inf")) -> None:
+    """Try every snapshot of a reference run: killed there, and power lost there in many ways."""
     checker, seen = Checker(run), set[int]()
     for at, snapshot in enumerate(run.snapshots):
+        killed = checker.wrong(snapshot, snapshot.disk.after_kill())
+        if killed is not None:
+            tally.broken(killed[0], f"killed: {killed[1]} (operation {at}, {how})")
         for loss in losses(run.rng, snapshot):
             found = snapshot.disk.after_power_loss(run.rng, loss)
             state = hash((at, tuple(sorted(found.contents().items()))))
             if state in seen:
                 continue
             seen.add(state)
-            broken = checker.wrong(snapshot, found, deeper=run.rng.choice((0, 0, 0, 0, 0, 0, 1, 3)))
+            broken = checker.wrong(snapshot, found, deeper=run.rng.choice(DEEPER))
             for promise in ("P7", "P9", *(("P16",) if snapshot.failing else ())):
                 if broken is None or broken[0] != promise:
                     tally.held(promise)
             if broken is not None:
-                how = AGAIN.format(seed=seed, number=number)
-                tally.broken(broken[0], f"{broken[1]} (run {number}, operation {at}, {loss}): {how}")
-                if only:
-                    print(broken, at, loss)
-        killed = checker.wrong(snapshot, snapshot.disk.after_kill())
-        if killed is not None:
-            tally.broken(
-                killed[0],
-                f"killed: {killed[1]} (run {number}, operation {at}): {AGAIN.format(seed=seed, number=number)}",
-            )
+                tally.broken(broken[0], f"{broken[1]} (operation {at}, {loss}, {how})")
         if time.monotonic() > until:
             break
     tally.counts["crash states"] += len(seen)
@@ -446,5 +445,5 @@ def run(seed: int, seconds: float) -> Tally:
 if __name__ == "__main__":
     result = Tally()
     with on_memory():
-        explore(result, int(sys.argv[1]), int(sys.argv[2]), float("inf"), only="say")
+        explore(result, int(sys.argv[1]), int(sys.argv[2]), float("inf"))
     print(result.as_json())

@@ -228,6 +228,50 @@ def test_an_altered_journal_is_set_aside_whole(tmp_path: Path) -> None:
     verifies(tmp_path, made)
 
 
+def test_garbage_after_what_was_acknowledged_is_a_torn_tail_and_no_tampering(tmp_path: Path) -> None:
+    """Power loss can leave anything where an entry was on its way: turned bits, another file's text, a whole last line."""
+    made = written(tmp_path / "good")
+    whole = the_file(tmp_path / "good").read_bytes()
+    good = len(whole) - len(made[-1].text.encode())
+    turned = bytearray(whole)
+    turned[good + 40] ^= 4
+    for number, data in enumerate(
+        (bytes(turned), whole[:good] + b"\n\n## what\n -->\n\n## is this -->\n\n", whole + b"x\n -->\n\n")
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "2026-02.md").write_bytes(data)
+        with pytest.raises(JournalBroken):
+            Journal(folder).open("t")
+        with pytest.raises(JournalBroken):
+            Journal(folder).open("t", acknowledged=4 if number == 2 else 3)
+        journal = Journal(folder)
+        found = journal.open("t", acknowledged=2)
+        assert found.torn is not None
+        assert found.torn.read_bytes() == data[len((folder / "2026-02.md").read_bytes()) :]
+        for entry in made:
+            journal.append(entry)
+        verifies(folder, made)
+
+
+def test_what_is_kept_aside_twice_within_a_second_is_kept_twice(tmp_path: Path) -> None:
+    written(tmp_path)
+    path = the_file(tmp_path)
+    kept = []
+    for cut in (30, 50):
+        path.write_bytes(path.read_bytes()[:-cut])
+        kept.append(Journal(tmp_path).open("label").torn)
+    assert kept[0] != kept[1]
+    assert [p.read_bytes() for p in kept if p is not None and p.exists()] != []
+    assert len(list(tmp_path.glob("*.torn-label*"))) == 2
+    written(tmp_path / "other")
+    journal = Journal(tmp_path / "other")
+    first = journal.set_aside("label")
+    (tmp_path / "other" / "2026-02.md").write_bytes(b"again")
+    assert journal.set_aside("label") != first
+    assert len(list((tmp_path / "other").glob("*.altered-label*"))) == 2
+
+
 # --- files of one month
 
 
