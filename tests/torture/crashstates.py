@@ -309,7 +309,7 @@ class Checker:
         """Given a snapshot and a disk that power loss made of it, return the broken promise and what was seen."""
         SWITCH.system = System(found)
         record = Record(list(self._run.record.entries[: snapshot.entries]), snapshot.published)
-        before = {path: data for path, data in found.contents().items() if path.endswith(".md")}
+        before = found.contents()
         publisher = Publisher(found, record)
         inner: list[Snapshot] = []
         left = self._rng.randrange(1, 16) if deeper else 0  # the operation of the recovery at which power is lost again
@@ -359,6 +359,10 @@ def _not_kept(before: dict[str, bytes], found: Disk, record: Record) -> tuple[st
     """What was in the files and is not any more must be kept aside, and an entry must name where."""
     now = found.contents()
     for path, data in before.items():
+        if (".torn-" in path or ".altered-" in path) and "/." not in path and now.get(path) != data:
+            return "P9", f"{path}, kept aside earlier, was written over"
+        if not path.endswith(".md"):
+            continue
         left = now.get(path, b"")
         if not data.startswith(left):
             return "P9", f"{path} was changed and not only cut"

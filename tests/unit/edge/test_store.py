@@ -399,9 +399,18 @@ def test_a_secret_gets_into_no_column_and_no_evidence(tmp_path: Path) -> None:
     said = "it said hunter2/canary, hunter2%2Fcanary and aHVudGVyMi9jYW5hcnk="
     store.update_trial(number, reasons=json.dumps([said]))
     store.update_slot("kimi", paused=said)
-    result = LevelResult(
-        concurrency=8, figures=Figures(concurrency=8, seconds=12345678.0, requests_ok=1, requests_failed=0)
+    figures = Figures(
+        concurrency=8,
+        seconds=12345678.0,
+        requests_ok=1,
+        requests_failed=0,
+        output_tok_s=1.0,
+        output_tok_s_low=1.0,
+        output_tok_s_high=1.0,
+        tokens_per_event=1.0,
+        tokens_counted=True,
     )
+    result = LevelResult(concurrency=8, figures=figures)
     store.put_result(number, result, {"looks": [{"facts": {"server.sentence": said}}]})
     assert store.results(number) == (result,)
     kept = json.dumps([store.evidence(number, 8), store.slot("kimi").paused, store.trial(number).reasons])
