@@ -35,6 +35,22 @@ def test_crash_states_of_a_few_reference_runs_lose_nothing() -> None:
     assert not tally.violated, tally.examples
 
 
+def test_a_key_that_cannot_be_used_is_told_once_and_keeps_nothing_from_the_journal() -> None:
+    """The daemon's own code: entries go on without seals, and an entry says so."""
+    with crashstates.on_memory():
+        run = crashstates.Run(random.Random(1))
+        files.make_folder(path(run.disk, "/state"))
+        path(run.disk, "/state/seal.key").write_bytes(b"no key")
+        for _ in range(3):
+            run.decide()
+            run.publish()
+        run.publisher.publish()
+    titles = [entry.title for entry in run.record.entries]
+    assert titles == ["tried", "not sealed", "tried", "tried"]
+    assert "is no key of seals" in run.record.entries[1].text
+    assert run.record.published_to == run.publisher.acknowledged == 4
+
+
 def test_a_name_that_was_not_made_durable_is_seen_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The explorer itself: without the folder's fsync, an acknowledged entry is gone in some state."""
     monkeypatch.setattr(files, "sync_folder", lambda path: None)
