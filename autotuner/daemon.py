@@ -13,6 +13,7 @@ from pathlib import Path
 from autotuner import log, outcome
 from autotuner.context import SlotContext
 from autotuner.core.policy import Policy
+from autotuner.core.redact import hide, hide_values
 from autotuner.edge import clock, statusfile
 from autotuner.edge.ballast import Ballast
 from autotuner.edge.files import FolderLock
@@ -20,6 +21,7 @@ from autotuner.edge.host import Host
 from autotuner.edge.host_local import LocalHost
 from autotuner.edge.journal import Journal, Recovered
 from autotuner.edge.notify import Notifier
+from autotuner.edge.seals import Seals
 from autotuner.edge.store import Store
 from autotuner.errors import AutotunerError, DiskFull, JournalBroken, StoreError
 from autotuner.settings import Settings, load_policies, load_settings
@@ -39,9 +41,12 @@ class Daemon:
         self._lock = FolderLock(self._settings.lock_file)
         self._lock.acquire()
         self._store = Store(self._settings.database)
+        self._store.db.require_intact()
         self._ballast = Ballast(self._settings.state_dir)
-        self._journal = Journal(self._settings.journal)
+        self._journal = Journal(self._settings.journal, self._settings.journal_file_mib << 20)
         self._journal_open = False
+        self._seals = Seals(self._settings.seal_key, self._settings.journal)
+        self._unsealed = ""
         self._host: Host = LocalHost(self._settings.launches)
         self._workers = [self._worker(name) for name in self._settings.slots]
         self._ending = asyncio.Event()
@@ -138,14 +143,28 @@ class Daemon:
         waiting = self._store.entries_after(self._journal.last_number)
         for entry in waiting:
             self._journal.append(entry)
+            # The third place that whoever forges an entry must change, besides the files and the database.
+            self._log.info("entry", number=entry.number, title=entry.title, slot=entry.slot, sha256=entry.sha256)
+        self._seal()
         if waiting or self._store.last_published() < self._journal.last_number:
             self._store.mark_published(self._journal.last_number)
+
+    def _seal(self) -> None:
+        """Seal what is in the journal now, if sealing was set up; a key that cannot be used keeps nothing else from work."""
+        try:
+            self._seals.keep_up(self._journal.last_number, self._store.entries_after)
+        except JournalBroken as error:
+            if str(error) != self._unsealed:
+                self._unsealed = str(error)
+                self._log.error("entries are not sealed", error=str(error))
+                slot = next(iter(self._settings.slots))
+                self._note(slot, "not sealed", f"Entries from here on are not sealed: {error}.", [])
 
     def _open_journal(self) -> None:
         label = clock.utc_label().replace(" ", "T").replace(":", "")
         slot = next(iter(self._settings.slots))
         try:
-            found = self._journal.open(label)
+            found = self._journal.open(label, self._store.last_published())
             self._check_known(found)
         except JournalBroken as error:
             kept = self._journal.set_aside(label)
@@ -185,8 +204,9 @@ class Daemon:
             for w in self._workers
         }
         status = {"pid": os.getpid(), "at": clock.utc_label(), "at_s": clock.monotonic_s(), "trouble": self._trouble}
-        statusfile.write(self._settings.state_dir, {**status, "slots": slots})
-        self._notifier.status(self._trouble or "; ".join(f"{w.ctx.name}: {w.last.reason}" for w in self._workers))
+        statusfile.write(self._settings.state_dir, hide_values({**status, "slots": slots}, self._store.secrets))
+        said = self._trouble or "; ".join(f"{w.ctx.name}: {w.last.reason}" for w in self._workers)
+        self._notifier.status(hide(said, self._store.secrets))
 
     async def _pause(self) -> None:
         """Sleep a cycle; shorter while something is being done, so that a trial loses no time between its steps."""
@@ -222,6 +242,7 @@ class Daemon:
 
     def _take_over(self, settings: Settings, policies: tuple[Policy, ...]) -> None:
         self._settings, self._policies = settings, policies
+        self._journal.file_bytes = settings.journal_file_mib << 20
         for worker in self._workers:
             worker.ctx.settings, worker.ctx.policies = settings, policies
         self._take_secrets()

@@ -102,6 +102,7 @@ class Settings(_Strict):
 
     state_dir: Path
     journal_dir: Path | None = None
+    journal_file_mib: int = Field(default=16, ge=1)
     log_dir: Path | None = None
     policies_dir: Path | None = None
     restore: Literal["idle", "always"] = "idle"
@@ -145,6 +146,11 @@ class Settings(_Strict):
     def journal(self) -> Path:
         """The folder of the journal."""
         return self.journal_dir or self.state_dir / "journal"
+
+    @property
+    def seal_key(self) -> Path:
+        """The key that the journal's next entry is sealed with; there only once sealing was set up."""
+        return self.state_dir / "seal.key"
 
     @property
     def launches(self) -> Path:

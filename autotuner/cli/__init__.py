@@ -41,7 +41,7 @@ SUMMARIES = {
     "diagnose": "Say what a server's log amounts to: state, cause, what to do.",
     "enqueue": "Put candidate files into the queue.",
     "export": "Write a trial's measurements as JSON, CSV, or vLLM's or SGLang's result file.",
-    "journal": "Show, follow or verify the journal, or compute its verdicts again.",
+    "journal": "Show, follow, seal or verify the journal, or compute its verdicts again.",
     "pause": "Begin nothing new, or keep the daemon's hands off a slot.",
     "policies": "List, explain and try the stop rules.",
     "proposals": "List what rules proposed, and what became of it.",

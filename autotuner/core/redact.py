@@ -4,7 +4,11 @@ Owns two promises: no secret value reaches a log, the journal or the store, and 
 look like a part of the journal or drive a terminal.
 """
 
+import base64
+import json
 import re
+from functools import lru_cache
+from typing import Any
 
 HIDDEN = "***"
 
@@ -42,10 +46,78 @@ def names_secret(name: str) -> bool:
 
 def redact_text(text: str, values: frozenset[str] = frozenset()) -> str:
     """Given free text and known secret values, return it with those, well-known token shapes and `secret=...` hidden."""
-    for value in sorted(values, key=len, reverse=True):
-        if len(value) >= 4:
-            text = text.replace(value, HIDDEN)
+    for form in _forms(values):
+        text = text.replace(form, HIDDEN)
     return _ASSIGNED.sub(_hide_if_secret, _SECRET_TEXT.sub(HIDDEN, text))
+
+
+def hide(text: str, values: frozenset[str]) -> str:
+    """Given untrusted text, return it plain and with secrets hidden, also one that terminal escapes kept apart."""
+    return redact_text(plain(redact_text(text, values), len(text) + 4096), values)
+
+
+def hide_values(value: Any, values: frozenset[str]) -> Any:
+    """Given JSON-like data or a text that may be JSON, return it with known secret values hidden in all its texts."""
+    if not values:
+        return value
+    if isinstance(value, str):
+        return _hide_in_text(value, values)
+    if isinstance(value, dict):
+        return {hide_values(key, values): hide_values(item, values) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(hide_values(item, values) for item in value) if type(value) in {list, tuple} else value
+    return value
+
+
+def _hide_in_text(text: str, values: frozenset[str]) -> str:
+    """JSON stays JSON: only its texts are changed, never a number that happens to look like a secret."""
+    if text[:1] in {"{", "["}:
+        try:
+            data = json.loads(text)
+        except ValueError:
+            pass
+        else:
+            hidden = hide_values(data, values)
+            return text if hidden == data else json.dumps(hidden)
+    for form in _forms(values):
+        text = text.replace(form, HIDDEN)
+    return text
+
+
+@lru_cache(maxsize=64)
+def _forms(values: frozenset[str]) -> tuple[str, ...]:
+    """The texts that give a secret away: itself, a line of it, and as programs print it in URLs, JSON and headers."""
+    forms: set[str] = set()
+    for value in values:
+        lines = [line.strip() for line in value.splitlines()]
+        for text in {value, *(line for line in lines if len(line) >= 8 and not line.startswith("-----"))}:
+            if len(text) >= 4:
+                raw = text.encode("utf-8", "surrogatepass")
+                forms |= {text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], repr(text)[1:-1]}
+                forms |= {*_in_urls(raw), *_in_base64(raw)}
+    return tuple(sorted((form for form in forms if len(form) >= 4), key=lambda form: (-len(form), form)))
+
+
+def _in_urls(raw: bytes) -> set[str]:
+    """Percent-encoded, with or without what is legal in a path, in either case, and with blanks as +."""
+    found = set()
+    for kept in (b"", b"/", b"/:@!$&'()*+,;=?"):
+        for digits in ("%{:02X}", "%{:02x}"):
+            plain_bytes = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~" + kept
+            text = "".join(chr(byte) if byte in plain_bytes else digits.format(byte) for byte in raw)
+            found |= {text, text.replace("%20", "+")}
+    return found
+
+
+def _in_base64(raw: bytes) -> set[str]:
+    """What is the same of its base64 whatever stands before and after it (as a name does in basic authentication)."""
+    found = set()
+    if len(raw) >= 6:  # less of it would be found by chance
+        for before in range(3):
+            coded = base64.b64encode(bytes(before) + raw).decode().rstrip("=")
+            sure = coded[(before * 8 + 5) // 6 : (before + len(raw)) * 8 // 6]
+            found |= {sure, sure.replace("+", "-").replace("/", "_")}
+    return found
 
 
 def _hide_if_secret(match: re.Match[str]) -> str:

@@ -12,6 +12,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from autotuner.core.redact import hide_values, one_line
+from autotuner.edge.files import make_folder
 from autotuner.errors import DiskFull, StoreError
 
 SCHEMA_VERSION = "6"
@@ -54,8 +56,9 @@ class Database:
     """One connection to the state database; opens and creates it."""
 
     def __init__(self, path: Path) -> None:
+        self.secrets: frozenset[str] = frozenset()  # values that must never get into a column
         with translated(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             self._connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         self._path = path
         try:
@@ -108,6 +111,10 @@ class Database:
         with translated(self._path):
             return self._connection.execute(sql, values).fetchall()
 
+    def hidden(self, value: Any) -> Any:
+        """Given a value for a column, texts and JSON alike, return it with known secrets hidden."""
+        return hide_values(value, self.secrets)
+
     def data_version(self) -> int:
         """A number that changes when another process has committed."""
         row = self.one("PRAGMA data_version")
@@ -117,6 +124,15 @@ class Database:
         """Return what SQLite's own quick check finds; `ok` if nothing."""
         row = self.one("PRAGMA quick_check")
         return str(row[0]) if row else "no answer"
+
+    def require_intact(self) -> None:
+        """Raise StoreError with what SQLite's own quick check finds, if it finds anything."""
+        found = self.check()
+        if found != "ok":
+            raise StoreError(
+                f"the state database {self._path} is damaged: {one_line(found, 200)}; stop the daemon, and put a backup in its "
+                "place or move it away"
+            )
 
     def _create(self) -> None:
         row = self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()

@@ -26,12 +26,20 @@ from autotuner.errors import NotFound, StoreError
 
 
 class Store:
-    """Reads and writes the state. `secrets` are the values that must never get into an entry."""
+    """Reads and writes the state. `secrets` are the values that must never get into it, whatever they are part of."""
 
     def __init__(self, path: Path) -> None:
         self.db = Database(path)
         self.proposals = Proposals(self.db)
-        self.secrets: frozenset[str] = frozenset()
+
+    @property
+    def secrets(self) -> frozenset[str]:
+        """The values that are hidden in whatever is kept."""
+        return self.db.secrets
+
+    @secrets.setter
+    def secrets(self, values: frozenset[str]) -> None:
+        self.db.secrets = values
 
     def close(self) -> None:
         """Close the database."""
@@ -150,12 +158,12 @@ class Store:
 
     def put_result(self, trial_id: int, result: LevelResult, evidence: dict[str, Any]) -> None:
         """Keep one level's result and, compressed, what it rests on; gaps between events in a column of their own."""
-        body = plain_json(result.model_dump(mode="json"))
+        body = self.db.hidden(plain_json(result.model_dump(mode="json")))
         samples = evidence.get("samples") or {}
         gaps = base64.b64decode(samples["gaps"]) if samples.get("gaps") else None
         if gaps is not None:
             evidence = {**evidence, "samples": {key: value for key, value in samples.items() if key != "gaps"}}
-        packed = zlib.compress(json.dumps(evidence, separators=(",", ":")).encode(), 6)
+        packed = zlib.compress(json.dumps(self.db.hidden(evidence), separators=(",", ":")).encode(), 6)
         self.db.run(
             "INSERT OR REPLACE INTO results (trial_id, level, body, evidence, gaps) VALUES (?, ?, ?, ?, ?)",
             *(trial_id, result.concurrency, body, packed, gaps),
@@ -410,7 +418,8 @@ class Store:
     def _update(self, table: str, key: str, value: Any, columns: dict[str, Any]) -> None:
         if columns:
             sets = ", ".join(f"{column} = ?" for column in columns)
-            self.db.run(f"UPDATE {table} SET {sets} WHERE {key} = ?", *columns.values(), value)  # noqa: S608
+            values = [self.db.hidden(column) for column in columns.values()]
+            self.db.run(f"UPDATE {table} SET {sets} WHERE {key} = ?", *values, value)  # noqa: S608
 
     def _trials(self, where: str, *values: Any) -> list[Trial]:
         return [read_row(Trial, row) for row in self.db.all(f"SELECT * FROM trials WHERE {where}", *values)]  # noqa: S608

@@ -17,4 +17,11 @@ class Part:
     what: str
 
 
-PARTS: tuple[Part, ...] = ()
+PARTS: tuple[Part, ...] = (
+    Part("crashstates", ("P7", "P9", "P16"), 0.055, "power loss at every operation of the journal's own code"),
+    Part("databases", ("P7",), 0.01, "power loss at every commit of the state database"),
+    Part("forgeries", ("P8",), 0.015, "a journal of 200 entries forged in every way, by three attackers"),
+    Part("records", ("P11",), 0.015, "generated trials judged, kept, and judged again from the record"),
+    Part("shells", ("P20", "P21"), 0.01, "hostile words through a real shell; connections in the source"),
+    Part("texts", ("P12", "P22"), 0.015, "hostile text and secrets through everything that keeps or shows text"),
+)

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from torture.sources import calls_that_trust_any_host
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "autotuner"
@@ -141,6 +142,28 @@ def test_no_command_goes_through_a_shell() -> None:
 
 def test_one_module_builds_shell_lines() -> None:
     assert {name for name in MODULES if re.search(r"\bshlex\b", text_of(name))} <= {"core/shell.py", "edge/shim.py"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_ssh_connection_pins_the_host_key_and_reads_no_configuration(name: str) -> None:
+    assert calls_that_trust_any_host(text_of(name)) == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "asyncssh.connect(h, known_hosts=None, config=None)",
+        "asyncssh.connect(h, config=None)",
+        "asyncssh.connect(h, known_hosts=pinned)",
+        "asyncssh.connect(h, known_hosts=pinned, config=[])",
+        "asyncssh.create_connection(Client, h, config=None)",
+        "asyncssh.SSHClientConnectionOptions(known_hosts=None, config=None)",
+        "options(known_hosts=None)",
+    ],
+)
+def test_that_rule_sees_a_connection_to_anybody(call: str) -> None:
+    assert calls_that_trust_any_host(f"x = {call}")
+    assert not calls_that_trust_any_host("asyncssh.connect(h, known_hosts=pinned, config=None)")
 
 
 def test_errors_are_caught_broadly_only_at_the_outer_boundaries_and_with_a_reason() -> None:

@@ -1,6 +1,7 @@
 """Every change is one transaction, whoever else writes; what is illegal is refused; what is damaged is said."""
 
 import itertools
+import json
 import math
 import multiprocessing
 import os
@@ -386,6 +387,38 @@ def test_no_secret_gets_into_an_entry(store: Store) -> None:
     )
     assert "hunter2" not in entry.text
     assert all("hunter2" not in str(tuple(row)) for row in store.db.all("SELECT * FROM entries"))
+
+
+def test_a_secret_gets_into_no_column_and_no_evidence(tmp_path: Path) -> None:
+    """Whatever a server said is kept in texts and JSON; a number that looks like a secret stays a number."""
+    store = Store(tmp_path / "state.db")
+    store.secrets = frozenset({"hunter2/canary", "12345678"})
+    candidate = Candidate(name="c", engine="sglang", launch=Launch(model="/m"))
+    store.put_candidate(candidate, "", "c.toml")
+    number = store.add_trial("kimi", candidate, ("default", Benchmark()), "2026-02-23 00:14:07Z")
+    said = "it said hunter2/canary, hunter2%2Fcanary and aHVudGVyMi9jYW5hcnk="
+    store.update_trial(number, reasons=json.dumps([said]))
+    store.update_slot("kimi", paused=said)
+    figures = Figures(
+        concurrency=8,
+        seconds=12345678.0,
+        requests_ok=1,
+        requests_failed=0,
+        output_tok_s=1.0,
+        output_tok_s_low=1.0,
+        output_tok_s_high=1.0,
+        tokens_per_event=1.0,
+        tokens_counted=True,
+    )
+    result = LevelResult(concurrency=8, figures=figures)
+    store.put_result(number, result, {"looks": [{"facts": {"server.sentence": said}}]})
+    assert store.results(number) == (result,)
+    kept = json.dumps([store.evidence(number, 8), store.slot("kimi").paused, store.trial(number).reasons])
+    assert "canary" not in kept
+    assert "aHVudGVy" not in kept
+    store.close()
+    everything = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"canary" not in everything
 
 
 # --- transactions
