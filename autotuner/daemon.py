@@ -42,7 +42,7 @@ class Daemon:
         self._ballast = Ballast(self._settings.state_dir)
         self._journal = Journal(self._settings.journal)
         self._journal_open = False
-        self._host: Host = LocalHost(self._settings.launches)
+        self._host: Host = LocalHost(self._settings.launches, self._settings.launcher)
         self._workers = [self._worker(name) for name in self._settings.slots]
         self._ending = asyncio.Event()
         self._reload_wanted = False
@@ -58,6 +58,7 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._want_reload)
         self._warn()
         self._log.info("daemon started", pid=os.getpid(), settings=str(self._path), slots=list(self._settings.slots))
+        await self._say_where_servers_live()
         # Ready means: the record is open and the slots are worked. A disk that is full now is said in STATUS instead.
         self._notifier.ready()
         started = False
@@ -114,6 +115,15 @@ class Daemon:
     def _warn(self) -> None:
         for warning in self._settings.warnings:
             self._log.warning(warning, settings=str(self._path))
+
+    async def _say_where_servers_live(self) -> None:
+        if isinstance(self._host, LocalHost):
+            try:
+                rung = await self._host.rung()
+            except AutotunerError as error:  # each launch tries again, and says so in its slot
+                self._log.error("no server can be launched", error=str(error))
+            else:
+                self._log.info("servers are launched", launcher=rung.name, why=rung.why)
 
     def _start_up(self) -> None:
         self._ballast.take()
@@ -210,7 +220,7 @@ class Daemon:
         try:
             settings = load_settings(self._path)
             policies = load_policies(settings)
-            fixed = ("state_dir", "journal", "launches", "slots")
+            fixed = ("state_dir", "journal", "launches", "launcher", "slots")
             _check_fixed(self._settings, settings, fixed)
         except AutotunerError as error:
             self._log.error("settings not taken over, the old ones stay in force", error=str(error))
