@@ -16,6 +16,7 @@ from autotuner.core.policy import Policy
 from autotuner.edge import clock, statusfile
 from autotuner.edge.ballast import Ballast
 from autotuner.edge.files import FolderLock
+from autotuner.edge.hanging import HangWatch
 from autotuner.edge.host import Host
 from autotuner.edge.host_local import LocalHost
 from autotuner.edge.journal import Journal, Recovered
@@ -61,10 +62,13 @@ class Daemon:
         await self._say_where_servers_live()
         # Ready means: the record is open and the slots are worked. A disk that is full now is said in STATUS instead.
         self._notifier.ready()
-        started = False
+        started, watch = False, HangWatch(self._hangs)
         while not self._ending.is_set():
+            watch.expect(CYCLE_DEADLINE_S)
             started = await self._cycle(started)
+            watch.expect(self._settings.cycle_s + CYCLE_DEADLINE_S)
             await self._pause()
+        watch.rest()
         await self._end()
 
     async def restore_now(self, slot: str, deadline_s: float) -> bool:
@@ -102,8 +106,9 @@ class Daemon:
             self._in_trouble(error)
             return started
         except Exception as error:  # noqa: BLE001 - the loop outlives its bugs; the watchdog catches a wedged one
-            self._log.error("cycle failed", error=str(error), exc_info=error)
-            self._trouble = f"{type(error).__name__}: {error}"
+            said = str(error) or "it did not end in time"
+            self._log.error("cycle failed", error=said, exc_info=error)
+            self._trouble = f"{type(error).__name__}: {said}"
             return started
         if self._trouble:
             self._log.info("going on", after=self._trouble)
@@ -111,6 +116,10 @@ class Daemon:
         self._show()
         self._notifier.cycle_completed()
         return True
+
+    def _hangs(self, tasks: tuple[str, ...]) -> None:
+        """The watchdog is not fed by a cycle that does not end; before it bites, the log says what was waited for."""
+        self._log.error("a cycle hangs: it has not ended in time", within_s=CYCLE_DEADLINE_S, tasks=list(tasks))
 
     def _warn(self) -> None:
         for warning in self._settings.warnings:

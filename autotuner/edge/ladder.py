@@ -81,7 +81,7 @@ async def _cannot_start_units(launches: Path, *, asked_for: bool) -> str:
     It is tried with a launch of `true`: the unit must be installed, we must be allowed to start it, and it must work the
     very folder that our launches are in.
     """
-    if not asked_for and not BOOTED.is_dir():
+    if not asked_for and not _booted():
         return "systemd does not run this host"
     if shutil.which("systemctl") is None:
         return "there is no systemctl"
@@ -105,12 +105,20 @@ async def _tried(where: Path, unit: str) -> str:
     deadline = clock.monotonic_s() + TRIAL_WAIT_S
     while clock.monotonic_s() < deadline:
         idle = await rungs.state_of(unit) in rungs.ENDED
-        if (where / "exit.json").exists():
+        if _has_ended(where):
             return ""
         if idle:
             return f"{unit} left nothing in {where.parent}: it is for the launches of another folder"
         await clock.sleep(rungs.POLL_S)
     return f"{unit} did not end within {TRIAL_WAIT_S:.0f} s"
+
+
+def _has_ended(where: Path) -> bool:
+    return (where / "exit.json").exists()
+
+
+def _booted() -> bool:
+    return BOOTED.is_dir()
 
 
 def cannot(what: str, error: OSError) -> AutotunerError:

@@ -54,8 +54,10 @@ def launch_id_of(pid: int) -> str | None:
 
 
 def launch_above(pid: int) -> str | None:
-    """Given a pid, return the launch it was started for, also where it wiped its environment: from its control group, or
-    from its ancestors. A shim is a subreaper, so even what detached itself from a server is below the server's shim.
+    """Given a pid, return the launch it was started for, also where it wiped its environment.
+
+    It is known by its control group, or by its ancestors: a shim is a subreaper, so even what detached itself from a server is
+    below the server's shim.
     """
     seen: set[int] = set()
     while pid > 1 and pid not in seen:

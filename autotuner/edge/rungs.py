@@ -4,8 +4,8 @@
   cgroup    a control group of its own (version 2): for root, where no systemd runs, as in many containers
   shim      the shim alone, which is a subreaper: anywhere
 
-On each, the shim starts the server and clears up after it; the two higher rungs hold also when the shim itself is killed. The rung
-is part of what is written down for a launch, so that any later daemon looks for it and stops it in the right place.
+On each, the shim starts the server and clears up after it; the two higher rungs hold also when the shim itself is killed. The
+rung is part of what is written down for a launch, so that any later daemon looks for it and stops it in the right place.
 """
 
 import asyncio

@@ -17,7 +17,7 @@ from pathlib import Path
 
 HOME = Path(os.environ.get("FAKE_SYSTEMD", "/nonexistent"))
 GROUPS = Path("/sys/fs/cgroup/unified" if Path("/sys/fs/cgroup/unified").is_dir() else "/sys/fs/cgroup")
-ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "USER": "autotuner"}  # noqa: S108
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "USER": "autotuner"}
 STOP_S, POLL_S = 20.0, 0.01
 
 

@@ -194,7 +194,7 @@ def test_an_engine_is_asked_where_its_servers_run(systemd: Path, bench: Any) -> 
             ("/bin/sh", "-c", "echo $HF_HOME; grep -o autotuner-server@ /proc/self/cgroup; exit 3"), 20
         )
         assert (ran.code, ran.output) == (3, "/data/hf\nautotuner-server@\n")
-        with pytest.raises(HostError, match="no-such-program cannot be run: .*No such file"):
+        with pytest.raises(HostError, match=r"no-such-program cannot be run: .*No such file"):
             await host.run(("no-such-program",), 20)
         with pytest.raises(HostError, match="did not end within 0 s"):
             await host.run(("/bin/sleep", "60"), 0.2)
