@@ -71,8 +71,10 @@ class LocalHost:
                 deadline = clock.monotonic_s() + grace_s + AFTER_GRACE_S
                 while procfs.lives(**shim) and clock.monotonic_s() < deadline:
                     await clock.sleep(POLL_S)
-        await self._kill_strays(launch_id, grace_s if identity is None else 0.0)
+        if identity is None:  # there was no shim to ask
+            await self._kill_strays(launch_id, grace_s)
         await _rung_of(where).clear(launch_id)
+        await self._kill_strays(launch_id, 0.0)
         return await self.inspect(launch_id)
 
     async def read_log(self, launch_id: str, offset: int, limit: int = 1 << 20) -> bytes:

@@ -17,4 +17,6 @@ class Part:
     what: str
 
 
-PARTS: tuple[Part, ...] = ()
+PARTS: tuple[Part, ...] = (
+    Part("trees", ("P5", "P6"), 0.075, "stops hostile process trees on each launch rung, beside bystanders; pids used again"),
+)
