@@ -26,6 +26,7 @@ from autotuner.errors import AutotunerError, DiskFull, JournalBroken, StoreError
 from autotuner.settings import Settings, load_policies, load_settings
 from autotuner.slotworker import SlotWorker
 
+END_DEADLINE_S = 20.0  # well within the time that the unit gives a stop
 CYCLE_DEADLINE_S = 30.0  # a cycle only looks and records; one that takes longer than this is wedged
 
 
@@ -59,17 +60,20 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._want_reload)
         self._warn()
         self._log.info("daemon started", pid=os.getpid(), settings=str(self._path), slots=list(self._settings.slots))
+        watch = HangWatch(self._hangs)
+        watch.expect(CYCLE_DEADLINE_S)
         await self._say_where_servers_live()
         # Ready means: the record is open and the slots are worked. A disk that is full now is said in STATUS instead.
         self._notifier.ready()
-        started, watch = False, HangWatch(self._hangs)
+        started = False
         while not self._ending.is_set():
             watch.expect(CYCLE_DEADLINE_S)
             started = await self._cycle(started)
             watch.expect(self._settings.cycle_s + CYCLE_DEADLINE_S)
             await self._pause()
-        watch.rest()
+        watch.expect(END_DEADLINE_S)
         await self._end()
+        watch.rest()
 
     async def restore_now(self, slot: str, deadline_s: float) -> bool:
         """Do what `restore-best` asks without a running daemon: work one slot until it is done; tell whether it is."""
@@ -118,8 +122,8 @@ class Daemon:
         return True
 
     def _hangs(self, tasks: tuple[str, ...]) -> None:
-        """The watchdog is not fed by a cycle that does not end; before it bites, the log says what was waited for."""
-        self._log.error("a cycle hangs: it has not ended in time", within_s=CYCLE_DEADLINE_S, tasks=list(tasks))
+        """The watchdog is not fed by a cycle that does not end; before it bites, the log says what is waited for."""
+        self._log.error("the daemon hangs: what should take seconds has not ended", tasks=list(tasks))
 
     def _warn(self) -> None:
         for warning in self._settings.warnings:

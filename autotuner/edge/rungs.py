@@ -23,7 +23,8 @@ from autotuner.errors import HostError
 SHIM = Path(__file__).with_name("shim.py")
 POLL_S = 0.02
 EMPTY_WAIT_S = 75.0  # what SIGKILL does not end in this time hangs in the kernel
-SYSTEMCTL_S = 100.0  # more than the unit's TimeoutStopSec, so that systemd is the one to lose its patience
+START_S = 20.0  # systemd has started a unit as soon as its program runs
+STOP_S = 100.0  # more than the unit's TimeoutStopSec, so that systemd is the one to lose its patience
 ENDED = {"inactive", "failed"}
 LOOKS = 3  # a process that forks, ends or execs just then can slip through one look at /proc, hardly through three
 
@@ -183,7 +184,8 @@ def unit_of(launch_id: str) -> str:
 
 async def systemctl(*words: str) -> Ran:
     """Run systemctl, which must never ask anybody for a password. Raise HostError if it cannot be run."""
-    return await commands.run(("systemctl", "--no-ask-password", *words), SYSTEMCTL_S)
+    within_s = STOP_S if words[0] == "stop" else START_S
+    return await commands.run(("systemctl", "--no-ask-password", *words), within_s)
 
 
 async def state_of(unit: str) -> str:

@@ -48,7 +48,7 @@ def main(seed: int, count: int, fifo: str, *, keep: bool) -> None:
     time.sleep(LIFE_S)
 
 
-def live(name: bytes, deaf: bool, breeds: bool, wipe: bool) -> None:  # noqa: FBT001
+def live(name: bytes, deaf: bool, breeds: bool, wipe: bool) -> None:
     """Be one process of the tree, to the end."""
     signal.alarm(LIFE_S)
     LIBC.prctl(15, name, 0, 0, 0)

@@ -18,5 +18,11 @@ class Part:
 
 
 PARTS: tuple[Part, ...] = (
-    Part("trees", ("P5", "P6"), 0.075, "stops hostile process trees on each launch rung, beside bystanders; pids used again"),
+    Part(
+        "trees",
+        ("P5", "P6"),
+        0.1,
+        "stops hostile process trees on each launch rung, beside bystanders; pids used again",
+    ),
+    Part("wedged", ("P23",), 0.02, "stops the daemon at each await of its loop in turn, before a manager that listens"),
 )

@@ -13,7 +13,7 @@ import pytest
 from autotuner.daemon import CYCLE_DEADLINE_S
 from autotuner.edge.ladder import AUTO_VARIABLE
 from autotuner.edge.procfs import LAUNCH_VARIABLE
-from autotuner.edge.rungs import SYSTEMCTL_S
+from autotuner.edge.rungs import STOP_S
 from autotuner.errors import InvalidInput, Locked, NotFound
 from autotuner.settings import load_settings
 
@@ -93,9 +93,7 @@ def test_a_server_goes_with_its_unit_as_a_whole_and_is_never_restarted_by_it(ser
         *("exec", "control-group", "no"),
         "stop",
     )
-    assert (
-        float(service["TimeoutStopSec"]) < SYSTEMCTL_S
-    )  # a stop that we wait for ends by systemd's patience, not ours
+    assert float(service["TimeoutStopSec"]) < STOP_S  # a stop that we wait for ends by systemd's patience, not ours
     assert service["Environment"] == f"{LAUNCH_VARIABLE}=%i"
     assert service["ExecStart"].startswith("@PYTHON@ -I -m autotuner.edge.shim --foreground ")
 
