@@ -25,4 +25,6 @@ PARTS: tuple[Part, ...] = (
         "stops hostile process trees on each launch rung, beside bystanders; pids used again",
     ),
     Part("wedged", ("P23",), 0.02, "stops the daemon at each await of its loop in turn, before a manager that listens"),
+    Part("probes", ("P24",), 0.01, "servers that lie, on the real host: at the start, later, and while no daemon runs"),
+    Part("sandbox", ("P26",), 0.002, "the units as installed, scored by systemd-analyze"),
 )

@@ -73,7 +73,7 @@ def _judge(tally: Tally, place: str, how: str, seen: Seen, seed: int) -> None:
     if not seen.reached:
         tally.counts["awaits not reached"] += 1
         return
-    where = f"the await at {place} that {how}: python -m torture --part wedged --seed {seed}"
+    where = f"the await at {place}, {how}: python -m torture --part wedged --seed {seed}"
     if seen.in_cycles:
         module, line, _ = place.split(":")
         told = f"{module}.py:{line} " in seen.log or f'{module}.py", line {line} ' in seen.log
