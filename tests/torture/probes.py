@@ -53,8 +53,15 @@ LIES_FOR_S, HONEST_S = 4.0, 60.0
 
 def run(seed: int, seconds: float) -> Tally:
     """Every lie in every phase, in an order drawn from the seed, again and again until the time is over; at least a few."""
+    patience_s, probes.GENERATE_TIMEOUT_S = probes.GENERATE_TIMEOUT_S, ANSWER_S
+    try:
+        return _work(seed, seconds)
+    finally:
+        probes.GENERATE_TIMEOUT_S = patience_s
+
+
+def _work(seed: int, seconds: float) -> Tally:
     tally, until, number = Tally(), time.monotonic() + seconds, 0
-    probes.GENERATE_TIMEOUT_S = ANSWER_S
     cases = [("start", mode) for mode in (*liar.MODES, *STRANGERS)]
     cases += [(phase, mode) for phase in PHASES[1:] for mode in (*LATER, "shares")]
     cases += [(phase, "good") for phase in PHASES]
@@ -73,7 +80,8 @@ async def _some(tally: Tally, cases: list[tuple[str, str]], seed: int) -> None:
 
 
 async def _one(tally: Tally, phase: str, mode: str, seed: int) -> None:
-    with _house(mode if phase == "start" else "good", mode) as (ctx, folder, port):
+    with _house(mode if phase == "start" else "good", mode) as (first, folder, port):
+        ctx = first
         turns = folder / "turns"
         again = f"the lie {mode} in phase {phase}: python -m torture --part probes --seed {seed}"
         with _stranger(port) if mode in STRANGERS and phase == "start" else contextlib.nullcontext():

@@ -45,8 +45,10 @@ def run(seed: int, seconds: float) -> Tally:
 
 
 def _sandbox(text: str) -> list[str]:
+    """The lines that close something; what is allowed after that only opens it."""
+    opens = ("#", "[", "IPAddressAllow", "DeviceAllow", "ReadWritePaths")
     lines = text.partition("# --- Sandbox")[2].splitlines()
-    return [line for line in lines if "=" in line and not line.startswith(("#", "["))]
+    return [line for line in lines if "=" in line and not line.startswith(opens)]
 
 
 def _score(folder: Path, unit: str, text: str) -> float:

@@ -22,6 +22,7 @@ from e2e.house import House
 from torture import wedging
 from torture.tally import Tally
 
+TESTS = Path(__file__).resolve().parents[1]
 HOWS = ("waits", "deaf", "blocks")
 AT_ONCE = 4  # a wedged daemon costs nothing, and is listened to for seconds
 REACHED_S = 20.0  # a place that the campaign has not come to by then is left for another round
@@ -118,7 +119,12 @@ def _wedge(house: House, place: str, how: str, *, ends: bool) -> Seen:
         env = {**os.environ, "NOTIFY_SOCKET": str(house.folder / "notify"), "WATCHDOG_USEC": "3000000"}
         words = [str(house.settings_file), place, how, str(report), bug]
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "torture.wedging", *words], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            [sys.executable, "-m", "torture.wedging", *words],
+            cwd=TESTS,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
         )
         try:
             return _listen(daemon, manager, report, log, ends=ends)
