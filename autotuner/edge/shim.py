@@ -242,9 +242,8 @@ def clear(server: int, code: int | None) -> tuple[int | None, list[dict[str, int
                 send(*process, signal.SIGKILL)
             ended = kill_children(server)
             code = ended if code is None else code
-        # The end of a child wakes us; others mostly follow it at once, and a look at /proc for each would be dear.
-        if signal.sigtimedwait(WATCHED, 0.1 if waited_s < linger_s else 0.02) is not None:
-            time.sleep(0.01)
+        # A look at all of /proc is dear; workers that end one after the other are not worth one each.
+        time.sleep(0.1 if waited_s < linger_s else 0.02)
 
 
 def kill_children(server: int) -> int | None:

@@ -14,7 +14,7 @@ import sys
 import time
 
 LIFE_S = 120
-YOUNG_S = 0.5  # what those that go on forking leave behind all the time lives so long
+YOUNG_S = 1.0  # what those that go on forking leave behind all the time lives so long
 NAMES = (b"VLLM::Worker_TP0", b"sglang::sched", b"python3", b") Z 1 (", b"systemd", b"sh")
 LIBC = ctypes.CDLL(None)
 
@@ -57,7 +57,7 @@ def live(name: bytes, deaf: bool, breeds: bool, wipe: bool) -> None:
     if wipe:
         wipe_environment()
     while breeds:
-        time.sleep(0.05)
+        time.sleep(0.15)
         if os.fork() == 0:
             os.setsid()
             if os.fork() == 0:

@@ -127,6 +127,26 @@ def test_a_later_daemon_finds_and_stops_it_where_it_lives(on: Any) -> None:
     asyncio.run(work())
 
 
+def test_a_launch_of_an_older_version_is_stopped_as_it_was_started(bench: Any) -> None:
+    """Its record knows neither rungs nor what a server must not inherit."""
+    bench.host = LocalHost(bench.folder / "launches", "shim")
+
+    async def work() -> None:
+        spec, fifo = bench.hostile("tree", 6)
+        where = ladder.write_down(bench.folder / "launches", spec, rungs.ShimAlone())
+        body = json.loads((where / "launch.json").read_text())
+        del body["rung"], body["dropped"], body["env"][procfs.LAUNCH_VARIABLE]
+        (where / "launch.json").write_text(json.dumps(body))
+        await rungs.ShimAlone().start(where, spec.launch_id)
+        await bench.ready(spec)
+        later = LocalHost(bench.folder / "launches")
+        assert (await later.inspect(spec.launch_id)).alive
+        assert not (await later.stop(spec.launch_id, 0.3)).alive
+        assert not bench.held(fifo)
+
+    asyncio.run(work())
+
+
 def test_the_end_of_a_server_is_on_record_and_nothing_else_is_left(on: Any) -> None:
     async def work() -> None:
         spec = on.spec("/bin/sh", "-c", "exit 7")
