@@ -23,6 +23,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
         monkeypatch.setenv(name, value)
     yield made
     made.close()
+    units.remove(tmp_path / "systemd")
 
 
 @pytest.mark.parametrize("rung", ["systemd", "cgroup"])

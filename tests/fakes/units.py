@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 
 from autotuner.edge.rungs import SHIM
@@ -29,3 +30,16 @@ def install(folder: Path, launches: Path) -> dict[str, str]:
     text = text.replace("/etc/autotuner/environment", str(folder / "environment"))
     (folder / TEMPLATE.name).write_text(text, encoding="utf-8")
     return {"FAKE_SYSTEMD": str(folder), "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+
+
+def remove(folder: Path, patience_s: float = 30.0) -> None:
+    """Wait until the units that were started here have ended, and remove their slice."""
+    until = time.monotonic() + patience_s
+    while left := list(Path("/sys/fs/cgroup").glob(f"**/fake-{folder.stat().st_ino}.slice")):
+        try:
+            for slice_ in left:
+                slice_.rmdir()
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)

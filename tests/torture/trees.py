@@ -26,12 +26,13 @@ from fakes import units
 from autotuner.edge import procfs, rungs
 from autotuner.edge.host import LaunchSpec
 from autotuner.edge.host_local import LocalHost
+from autotuner.errors import HostError
 from torture import reuse
 from torture.tally import Tally
 
 HERE = Path(__file__).parent
 LEAST, MOST = 56, 65
-READY_S, LATE_S = 60.0, 2.0
+READY_S = 60.0
 SHIM_KILLED = 0.25  # of the trees
 REUSE_SHARE = 0.1  # of the time
 AT_ONCE = 3  # on each rung; most of a stop is waiting for workers that are asked first
@@ -69,9 +70,7 @@ def _on_path(folder: Path) -> Iterator[tuple[str, ...]]:
     finally:
         os.environ.clear()
         os.environ.update(before)
-        for slice_ in Path("/sys/fs/cgroup").glob(f"**/fake-{(folder / 'systemd').stat().st_ino}.slice"):
-            with contextlib.suppress(OSError):
-                slice_.rmdir()
+        units.remove(folder / "systemd")
 
 
 async def _one(tally: Tally, folder: Path, host: LocalHost, rung: str, seed: int) -> None:
@@ -83,16 +82,15 @@ async def _one(tally: Tally, folder: Path, host: LocalHost, rung: str, seed: int
     with Tree(folder, launch_id) as tree, Bystanders(draw, launch_id) as bystanders:
         # On the lowest rung nothing but their environment leads to the workers of a shim that was killed.
         spec = tree.spec(seed, draw.randint(LEAST, MOST), keep=rung == "shim" and rob)
-        await host.start(spec)
-        ready = await tree.ready(host)
+        ready = await tree.grow(host, spec)
         await asyncio.sleep(draw.uniform(0, 0.15))
         if rob:
             tree.kill_shim()
         seen = await host.stop(launch_id, draw.choice([0.0, 0.1, 0.3]))
-        tally.check("P5", kept=ready and not seen.alive and not tree.held(), how=f"{again}: {_told(tree, ready, seen)}")
+        tally.check("P5", kept=not seen.alive and not tree.held(), how=f"{again}: {_told(tree, seen)}")
         told = bystanders.told()
         tally.check("P6", kept=not told, how=f"{again}: {'; '.join(told)}")
-        tally.counts[f"trees on rung {rung}"] += 1
+        tally.counts[f"trees on rung {rung}" if ready else "trees for which the machine was too slow"] += 1
         tally.counts["shims killed"] += rob
     if not rob:
         left = [path.name for path in (folder / "launches" / launch_id).glob(".*")]
@@ -100,9 +98,7 @@ async def _one(tally: Tally, folder: Path, host: LocalHost, rung: str, seed: int
     shutil.rmtree(folder / "launches" / launch_id, ignore_errors=True)
 
 
-def _told(tree: "Tree", ready: bool, seen: object) -> str:
-    if not ready:
-        return "the tree was never ready"
+def _told(tree: "Tree", seen: object) -> str:
     living = tree.holders()
     return f"{len(living)} processes live after the stop ({seen}): {[procfs.name_of(pid) for pid in living][:8]}"
 
@@ -138,9 +134,11 @@ class Tree:
             self.launch_id, self.launch_id, (*program, "1" if keep else "0"), {"SPT_NOENV": "1"}, stop_grace_s=0.3
         )
 
-    async def ready(self, host: LocalHost) -> bool:
-        """Wait until the tree has grown."""
+    async def grow(self, host: LocalHost, spec: LaunchSpec) -> bool:
+        """Launch the tree and wait until it has grown; tell whether it has."""
         until = time.monotonic() + READY_S
+        with contextlib.suppress(HostError):  # a machine that is too slow for a launch must still clear it away
+            await host.start(spec)
         while time.monotonic() < until:
             if b"ready" in await host.read_log(self.launch_id, 0):
                 return True
@@ -149,7 +147,10 @@ class Tree:
 
     def kill_shim(self) -> None:
         """SIGKILL, and wait until it is gone, so that whoever stops the launch next gets no help from it."""
-        shim = json.loads((self.folder / "launches" / self.launch_id / "identity.json").read_text())["shim"]
+        identity = self.folder / "launches" / self.launch_id / "identity.json"
+        if not identity.exists():
+            return
+        shim = json.loads(identity.read_text())["shim"]
         procfs.signal_exactly(shim["pid"], shim["start_ticks"], signal.SIGKILL)
         while procfs.lives(shim["pid"], shim["start_ticks"]):
             time.sleep(0.002)

@@ -153,8 +153,9 @@ def test_strays_are_killed_after_the_grace_however_long_it_is(bench: Any, monkey
         bench.path(spec, "identity.json").unlink()
         monkeypatch.setattr(clock, "monotonic_s", lambda: real_now() + ahead)
         monkeypatch.setattr(clock, "sleep", sleep)
+        began = clock.monotonic_s()
         assert not (await bench.host.stop(spec.launch_id, 120.0)).alive
-        assert ahead >= 100.0
+        assert clock.monotonic_s() - began >= 120.0
         assert not bench.held(fifo)
 
     asyncio.run(work())

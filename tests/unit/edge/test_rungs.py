@@ -27,8 +27,7 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name, value in units.install(tmp_path / "systemd", tmp_path / "launches").items():
         monkeypatch.setenv(name, value)
     yield tmp_path / "systemd"
-    for slice_ in Path("/sys/fs/cgroup").glob(f"**/fake-{(tmp_path / 'systemd').stat().st_ino}.slice"):
-        slice_.rmdir()
+    units.remove(tmp_path / "systemd")
 
 
 @pytest.fixture(params=RUNGS)
