@@ -61,6 +61,12 @@ class Daemon:
         self._warn()
         self._log.info("daemon started", pid=os.getpid(), settings=str(self._path), slots=list(self._settings.slots))
         watch = HangWatch(self._hangs)
+        try:
+            await self._work(watch)
+        finally:
+            watch.rest()
+
+    async def _work(self, watch: HangWatch) -> None:
         watch.expect(CYCLE_DEADLINE_S)
         await self._say_where_servers_live()
         # Ready means: the record is open and the slots are worked. A disk that is full now is said in STATUS instead.
@@ -73,7 +79,6 @@ class Daemon:
             await self._pause()
         watch.expect(END_DEADLINE_S)
         await self._end()
-        watch.rest()
 
     async def restore_now(self, slot: str, deadline_s: float) -> bool:
         """Do what `restore-best` asks without a running daemon: work one slot until it is done; tell whether it is."""

@@ -95,16 +95,6 @@ make_folders() {
     say "folders   /etc/autotuner, /var/lib/autotuner"
 }
 
-# An interpreter in a home folder, or a folder that only root may enter, would fail at the first start; better said now.
-check_user_can_run() {
-    if [ -n "$DESTDIR" ] || ! command -v setpriv > /dev/null; then
-        return
-    fi
-    setpriv --reuid autotuner --regid autotuner --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all \
-        "$PREFIX/bin/autotuner" --version > /dev/null 2>&1 ||
-        fail "user autotuner cannot run $PREFIX/bin/autotuner: it, its interpreter ($(readlink -f "$PREFIX/bin/python")) or a folder above is closed to it; name a system interpreter with PYTHON=/usr/bin/python3"
-}
-
 # The interpreter that the program itself runs under, for the shim in a server's unit.
 interpreter() {
     if [ -x "$PREFIX/bin/python" ] || [ ! -f "$PREFIX/bin/autotuner" ]; then
@@ -112,6 +102,21 @@ interpreter() {
     else
         sed -n '1s/^#! *\([^ ]*\).*/\1/p' "$PREFIX/bin/autotuner"
     fi
+}
+
+# An interpreter in a home folder, or a folder that only root may enter, would fail at the first start; better said now.
+check_user_can_run() {
+    if [ -n "$DESTDIR" ] || ! command -v setpriv > /dev/null; then
+        return
+    fi
+    as_user "$PREFIX/bin/autotuner" --version > /dev/null 2>&1 ||
+        fail "user autotuner cannot run $PREFIX/bin/autotuner: it, its interpreter ($(readlink -f "$PREFIX/bin/python")) or a folder above is closed to it; name a system interpreter with PYTHON=/usr/bin/python3"
+    as_user "$(interpreter)" -I -c 'import autotuner.edge.shim' > /dev/null 2>&1 ||
+        fail "$(interpreter) does not know autotuner, but must run the shim of each server; set PREFIX to the environment that autotuner is installed in"
+}
+
+as_user() {
+    setpriv --reuid autotuner --regid autotuner --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all "$@"
 }
 
 put_unit() { # name
