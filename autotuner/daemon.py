@@ -17,6 +17,7 @@ from autotuner.core.redact import hide, hide_values
 from autotuner.edge import clock, statusfile
 from autotuner.edge.ballast import Ballast
 from autotuner.edge.files import FolderLock
+from autotuner.edge.hanging import HangWatch
 from autotuner.edge.host import Host
 from autotuner.edge.host_local import LocalHost
 from autotuner.edge.journal import Journal, Recovered
@@ -27,6 +28,7 @@ from autotuner.errors import AutotunerError, DiskFull, JournalBroken, StoreError
 from autotuner.settings import Settings, load_policies, load_settings
 from autotuner.slotworker import SlotWorker
 
+END_DEADLINE_S = 20.0  # well within the time that the unit gives a stop
 CYCLE_DEADLINE_S = 30.0  # a cycle only looks and records; one that takes longer than this is wedged
 
 
@@ -47,7 +49,7 @@ class Daemon:
         self._journal_open = False
         self._seals = Seals(self._settings.seal_key, self._settings.journal)
         self._unsealed = ""
-        self._host: Host = LocalHost(self._settings.launches)
+        self._host: Host = LocalHost(self._settings.launches, self._settings.launcher)
         self._workers = [self._worker(name) for name in self._settings.slots]
         self._ending = asyncio.Event()
         self._reload_wanted = False
@@ -63,12 +65,24 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._want_reload)
         self._warn()
         self._log.info("daemon started", pid=os.getpid(), settings=str(self._path), slots=list(self._settings.slots))
+        watch = HangWatch(self._hangs)
+        try:
+            await self._work(watch)
+        finally:
+            watch.rest()
+
+    async def _work(self, watch: HangWatch) -> None:
+        watch.expect(CYCLE_DEADLINE_S)
+        await self._say_where_servers_live()
         # Ready means: the record is open and the slots are worked. A disk that is full now is said in STATUS instead.
         self._notifier.ready()
         started = False
         while not self._ending.is_set():
+            watch.expect(CYCLE_DEADLINE_S)
             started = await self._cycle(started)
+            watch.expect(self._settings.cycle_s + CYCLE_DEADLINE_S)
             await self._pause()
+        watch.expect(END_DEADLINE_S)
         await self._end()
 
     async def restore_now(self, slot: str, deadline_s: float) -> bool:
@@ -106,8 +120,9 @@ class Daemon:
             self._in_trouble(error)
             return started
         except Exception as error:  # noqa: BLE001 - the loop outlives its bugs; the watchdog catches a wedged one
-            self._log.error("cycle failed", error=str(error), exc_info=error)
-            self._trouble = f"{type(error).__name__}: {error}"
+            said = str(error) or "it did not end in time"
+            self._log.error("cycle failed", error=said, exc_info=error)
+            self._trouble = f"{type(error).__name__}: {said}"
             return started
         if self._trouble:
             self._log.info("going on", after=self._trouble)
@@ -116,9 +131,22 @@ class Daemon:
         self._notifier.cycle_completed()
         return True
 
+    def _hangs(self, tasks: tuple[str, ...]) -> None:
+        """The watchdog is not fed by a cycle that does not end; before it bites, the log says what is waited for."""
+        self._log.error("the daemon hangs: what should take seconds has not ended", tasks=list(tasks))
+
     def _warn(self) -> None:
         for warning in self._settings.warnings:
             self._log.warning(warning, settings=str(self._path))
+
+    async def _say_where_servers_live(self) -> None:
+        if isinstance(self._host, LocalHost):
+            try:
+                rung = await self._host.rung()
+            except AutotunerError as error:  # each launch tries again, and says so in its slot
+                self._log.error("no server can be launched", error=str(error))
+            else:
+                self._log.info("servers are launched", launcher=rung.name, why=rung.why)
 
     def _start_up(self) -> None:
         self._ballast.take()
@@ -230,7 +258,7 @@ class Daemon:
         try:
             settings = load_settings(self._path)
             policies = load_policies(settings)
-            fixed = ("state_dir", "journal", "launches", "slots")
+            fixed = ("state_dir", "journal", "launches", "launcher", "slots")
             _check_fixed(self._settings, settings, fixed)
         except AutotunerError as error:
             self._log.error("settings not taken over, the old ones stay in force", error=str(error))

@@ -105,6 +105,7 @@ class Settings(_Strict):
     journal_file_mib: int = Field(default=16, ge=1)
     log_dir: Path | None = None
     policies_dir: Path | None = None
+    launcher: Literal["auto", "systemd", "cgroup", "shim"] = "auto"
     restore: Literal["idle", "always"] = "idle"
     propose: Literal["queue", "suggest", "off"] = "queue"
     cycle_s: float = Field(default=1.0, ge=0.05, le=30)

@@ -4,15 +4,11 @@ A planted bug is a patch of the running code, never a switch in the product. `pl
 a part that starts real daemons passes the bug's name on to `torture.daemon`, which plants it in them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from autotuner.core import seal, shell
-from autotuner.core.entry import Flaw
-from autotuner.edge import files
-from autotuner.edge.journal import Journal
-from torture import sources
+from torture.sabotage import in_daemons
 
 
 @dataclass(frozen=True)
@@ -26,82 +22,28 @@ class Bug:
     seconds: float = 20.0
 
 
-def drop_folder_fsync() -> None:
-    """A new file's name, or a renamed one's, is not made durable."""
-    files.sync_folder = lambda path: None
+def _from(module: str, name: str) -> Callable[[], None]:
+    """A bug of another module, imported where it is planted, since the product is imported with it."""
 
+    def plant() -> None:
+        getattr(importlib.import_module(f"torture.{module}"), name)()
 
-def drop_tail_truncation() -> None:
-    """A torn tail is kept aside, and stays in the journal as well."""
-
-    def keep(self: Journal, path: Path, data: bytes, good: int, label: str) -> Path:
-        torn = path.with_name(f"{path.name}.torn-{label}")
-        files.write_atomically(torn, data[good:])
-        return torn
-
-    Journal._cut = keep  # type: ignore[method-assign]
-
-
-def retry_fsync() -> None:
-    """A failed fsync is tried again; the second one says that all is well."""
-
-    def append(path: Path, data: bytes, header: bytes = b"", mode: int = 0o644) -> None:
-        system = files.os
-        fd = system.open(path, system.O_WRONLY | system.O_APPEND | system.O_CREAT | system.O_CLOEXEC, mode)
-        try:
-            new = system.fstat(fd).st_size == 0
-            files.write_all(fd, header + data if new else data)
-            try:
-                system.fsync(fd)
-            except OSError:
-                system.fsync(fd)
-            if new:
-                files.sync_folder(path.parent)
-        finally:
-            system.close(fd)
-
-    files.append = append
-
-
-def f_string_command() -> None:
-    """A command line is put together as people do it who have not been bitten yet."""
-
-    def command_line(argv: tuple[str, ...], env: dict[str, str] | None = None) -> str:
-        return " ".join([*(f"{name}={value}" for name, value in (env or {}).items()), *argv])
-
-    shell.command_line = command_line
-
-
-def trust_any_host() -> None:
-    """A module of the program connects to whoever answers. No code connects over SSH yet, so only the rule about it is tried."""
-    real = sources.sources
-
-    def planted() -> Iterator[tuple[str, str]]:
-        yield from real()
-        yield (
-            "edge/host_ssh.py",
-            "import asyncssh\n\n\nasync def reach(host):\n    return await asyncssh.connect(host, known_hosts=None)\n",
-        )
-
-    sources.sources = planted
-
-
-def accept_newer_keys() -> None:
-    """The verifier takes a seal for good whatever key it was made with."""
-    real = seal._wrong
-
-    def wrong(one: seal.Seal, due: int, key: bytes, entries: Mapping[int, str]) -> Flaw | None:
-        found = real(one, due, key, entries)
-        return None if found is not None and "another key" in found.message else found
-
-    seal._wrong = wrong
+    return plant
 
 
 BUGS: tuple[Bug, ...] = (
-    Bug("f-string command", f_string_command, "P21", "shells", 5.0),
-    Bug("known_hosts=None", trust_any_host, "P20", "shells", 5.0),
-    Bug("seals verify under any key", accept_newer_keys, "P8", "forgeries", 10.0),
-    Bug("drop the directory fsync", drop_folder_fsync, "P7", "crashstates"),
-    Bug("drop tail truncation", drop_tail_truncation, "P9", "crashstates"),
-    Bug("retry fsync", retry_fsync, "P16", "crashstates"),
+    Bug("drop the directory fsync", _from("filebugs", "drop_folder_fsync"), "P7", "crashstates"),
+    Bug("drop tail truncation", _from("filebugs", "drop_tail_truncation"), "P9", "crashstates"),
+    Bug("retry fsync", in_daemons("retry fsync"), "P16", "bad_disk", 120.0),
+    Bug("retry fsync of a file", _from("filebugs", "retry_fsync"), "P16", "crashstates"),
+    Bug("killpg instead of clearing", _from("processbugs", "killpg"), "P5", "trees", 15.0),
+    Bug("publish before commit", in_daemons("publish before commit"), "P10", "kills", 90.0),
+    Bug("port-only stop check", _from("simbugs", "port_only_stop_check"), "P1", "sim"),
+    Bug("wall-clock budget", _from("simbugs", "wall_clock_budget"), "P14", "sim", 40.0),
+    Bug("inheritable lock fd", in_daemons("inheritable lock fd"), "P17", "races", 5.0),
+    Bug("known_hosts=None", _from("filebugs", "trust_any_host"), "P20", "shells", 5.0),
+    Bug("f-string command", _from("filebugs", "f_string_command"), "P21", "shells", 5.0),
+    Bug("watchdog from a timer", _from("processbugs", "watchdog_from_a_timer"), "P23", "wedged", 30.0),
+    Bug("promote on inconclusive", _from("simbugs", "promote_on_inconclusive"), "P13", "sim"),
+    Bug("seals verify under any key", _from("filebugs", "accept_newer_keys"), "P8", "forgeries", 10.0),
 )
