@@ -45,7 +45,7 @@ class LocalHost:
         """Read what the shim recorded, and believe it only as far as /proc agrees."""
         where = self._folder / launch_id
         if self._revoke(where):
-            return ServerSeen(launch_id, alive=False, error="it was never started")
+            return _never_started(launch_id)
         identity, ended = _read(where / "identity.json"), _read(where / "exit.json")
         if ended is not None:
             return _ended(launch_id, ended, identity)
@@ -64,7 +64,7 @@ class LocalHost:
         """Ask the shim, which stops and clears the whole tree; then look for what may have slipped away from it."""
         where = self._folder / launch_id
         if self._revoke(where):
-            return ServerSeen(launch_id, alive=False, error="it was never started")
+            return _never_started(launch_id)
         identity = _read(where / "identity.json")
         if identity is not None and identity["boot_id"] == clock.boot_id():
             shim = _process(identity["shim"])
@@ -235,6 +235,10 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _process(identity: dict[str, Any]) -> dict[str, int]:
     return {"pid": int(identity["pid"]), "start_ticks": int(identity["start_ticks"])}
+
+
+def _never_started(launch_id: str) -> ServerSeen:
+    return ServerSeen(launch_id, alive=False, error="it was never started", started=False)
 
 
 def _ended(launch_id: str, ended: dict[str, Any], identity: dict[str, Any] | None) -> ServerSeen:

@@ -98,7 +98,6 @@ def stand_alone(log: str) -> None:
                 os.close(fd)
             except OSError:
                 continue
-    gc.unfreeze()
 
 
 def run(order: dict[str, Any]) -> int:
@@ -159,12 +158,20 @@ def phase_of(action: Any, *, busy: bool) -> str:
     return named.get(kind, "concluding")
 
 
+def warm_up() -> None:
+    """What a process does once and every fork would do again: compile the shipped rules, build the parser's tables."""
+    from autotuner.settings import Settings, load_policies
+
+    load_policies(Settings.model_validate({"state_dir": "/nonexistent", "slots": {"t": {"port": 1}}}))
+
+
 def main() -> int:
     """Serve, or run one command line by hand."""
     os.environ.pop("LD_PRELOAD", None)  # it is for this process and its forks alone
     for module in ("cli", "cli.daemon", "cli.queueing", "cli.journal", "cli.control", "cli.status", "daemon", "settings"):
         importlib.import_module(f"autotuner.{module}")
     sabotage.plant(os.environ.pop("TORTURE_BUG", ""))
+    warm_up()
     if "--" in sys.argv:
         return run({"argv": sys.argv[sys.argv.index("--") + 1 :]})
     gc.collect()

@@ -31,6 +31,7 @@ struct block {
     int32_t fail_mask, fail_errno, fail_skip, fail_times; /* fail_mask 0: not armed */
     int32_t fail_seen, failed;
     int32_t trace;
+    int32_t visits[PHASES]; /* counted by the daemon's own side */
     int32_t counts[PHASES][CALLS];
 };
 

@@ -31,6 +31,7 @@ class Block(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("pid", "phase", "kill_call", "kill_phase", "kill_n", "kill_when")),
         *((name, ctypes.c_int32) for name in ("kill_seen", "killed", "fail_mask", "fail_errno", "fail_skip", "fail_times")),
         *((name, ctypes.c_int32) for name in ("fail_seen", "failed", "trace")),
+        ("visits", ctypes.c_int32 * PHASES_MAX),
         ("counts", (ctypes.c_int32 * len(CALLS)) * PHASES_MAX),
     )
 
@@ -82,10 +83,10 @@ class Control:
         """How often the daemon made this call in this phase."""
         return int(self.block.counts[PHASES.index(phase)][CALLS.index(call)])
 
-    def counted(self) -> dict[tuple[str, str], int]:
-        """Every (phase, call) that occurred, and how often."""
+    def counted(self) -> dict[tuple[str, str], float]:
+        """Every (phase, call) that occurred, and how often in one visit of the phase."""
         pairs = ((phase, call) for phase in PHASES[1:] for call in CALLS)
-        return {pair: n for pair in pairs if (n := self.count(*pair))}
+        return {pair: n / max(1, self.block.visits[PHASES.index(pair[0])]) for pair in pairs if (n := self.count(*pair))}
 
 
 class Phase:
@@ -96,8 +97,10 @@ class Phase:
         self._block = Block.from_buffer(self._map)
 
     def enter(self, phase: str) -> None:
-        """Say that a phase begins."""
-        self._block.phase = PHASES.index(phase)
+        """Say that a phase begins, or goes on."""
+        number = PHASES.index(phase)
+        self._block.visits[number] += number != self._block.phase
+        self._block.phase = number
 
 
 @cache
