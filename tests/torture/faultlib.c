@@ -18,6 +18,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 enum { WRITE, PWRITE, FSYNC, FDATASYNC, RENAME, FTRUNCATE, UNLINK, EXECVE, SENDTO, CONNECT, PIDFD_SEND_SIGNAL, CREATE, FALLOCATE,
@@ -30,7 +31,6 @@ struct block {
     int32_t kill_seen, killed;
     int32_t fail_mask, fail_errno, fail_skip, fail_times; /* fail_mask 0: not armed */
     int32_t fail_seen, failed;
-    int32_t trace;
     int32_t visits[PHASES]; /* counted by the daemon's own side */
     int32_t counts[PHASES][CALLS];
 };
@@ -104,17 +104,19 @@ static int on_disk(int fd) {
     return fd > 2 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
 }
 
-static void note(const char *what, int fd, long long from, long long size) {
-    char link[64], path[1024], line[1200];
-    if (trace_fd < 0 || !block || !block->trace || getpid() != block->pid || fd == trace_fd || fd <= 2) return;
+/* Write down what becomes of a file: a header line and, of a write, the bytes. In one call, so that processes do not mix. */
+static void note(const char *what, int fd, long long from, long long size, const void *data) {
+    char link[64], path[1024], head[1200];
+    if (trace_fd < 0 || !block || getpid() != block->pid || fd == trace_fd || fd <= 2) return;
     int kept = errno;
     struct stat st;
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t got = readlink(link, path, sizeof path - 1);
     if (got > 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode)) {
         path[got] = 0;
-        int n = snprintf(line, sizeof line, "%s %lld %lld %llu %s\n", what, from, size, (unsigned long long)st.st_ino, path);
-        raw(SYS_write, trace_fd, (long)line, n, 0);
+        int n = snprintf(head, sizeof head, "%s %lld %lld %llu %s\n", what, from, size, (unsigned long long)st.st_ino, path);
+        struct iovec parts[2] = {{head, (size_t)n}, {(void *)data, data ? (size_t)size : 0}};
+        raw(SYS_writev, trace_fd, (long)parts, 2, 0);
     }
     errno = kept;
 }
@@ -129,7 +131,7 @@ ssize_t write(int fd, const void *data, size_t size) {
     if (!file && (mask & (1 << WRITE))) return real(fd, data, size);
     FAIL_IF(point(WRITE));
     ssize_t done = real(fd, data, half() ? size / 2 : size);
-    if (file && done > 0) note("w", fd, (long long)lseek(fd, 0, SEEK_CUR) - done, done);
+    if (file && done > 0) note("w", fd, (long long)lseek(fd, 0, SEEK_CUR) - done, done, data);
     after(WRITE);
     return done;
 }
@@ -137,7 +139,7 @@ ssize_t write(int fd, const void *data, size_t size) {
 static ssize_t put(ssize_t (*real)(int, const void *, size_t, off64_t), int fd, const void *data, size_t size, off64_t at) {
     FAIL_IF(point(PWRITE));
     ssize_t done = real(fd, data, half() ? size / 2 : size, at);
-    if (done > 0) note("w", fd, at, done);
+    if (done > 0) note("w", fd, at, done, data);
     after(PWRITE);
     return done;
 }
@@ -154,12 +156,12 @@ ssize_t pwrite(int fd, const void *data, size_t size, off_t at) {
 static int sync_with(int (*real)(int), int call, int fd) {
     int error = point(call);
     if (error) {
-        note("f", fd, 0, 0);
+        note("f", fd, 0, 0, NULL);
         errno = error;
         return -1;
     }
     int done = real(fd);
-    note(done ? "f" : "s", fd, 0, 0);
+    note(done ? "f" : "s", fd, 0, 0, NULL);
     after(call);
     return done;
 }
@@ -199,7 +201,7 @@ int ftruncate64(int fd, off64_t size) {
     REAL(ftruncate64);
     FAIL_IF(point(FTRUNCATE));
     int done = real(fd, size);
-    if (!done) note("t", fd, 0, size);
+    if (!done) note("t", fd, 0, size, NULL);
     after(FTRUNCATE);
     return done;
 }
@@ -231,6 +233,11 @@ SENDING(sendto, (int fd, const void *data, size_t size, int flags, const struct 
         (fd, data, size, flags, to, length))
 SENDING(sendmsg, (int fd, const struct msghdr *message, int flags), (fd, message, flags))
 
+static void note_new(int fd) {
+    struct stat st;
+    if (trace_fd >= 0 && fstat(fd, &st) == 0 && st.st_size == 0) note("n", fd, 0, 0, NULL);
+}
+
 #define OPENING(name, parameters, arguments) \
     int name parameters { \
         REAL(name); \
@@ -244,7 +251,7 @@ SENDING(sendmsg, (int fd, const struct msghdr *message, int flags), (fd, message
         int creates = flags & O_CREAT; \
         if (creates) FAIL_IF(point(CREATE)); \
         int done = real arguments; \
-        if (done >= 0 && (flags & O_TRUNC)) note("t", done, 0, 0); \
+        if (done >= 0 && creates) note_new(done); \
         if (creates) after(CREATE); \
         return done; \
     }

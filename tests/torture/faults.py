@@ -30,7 +30,7 @@ class Block(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("pid", "phase", "kill_call", "kill_phase", "kill_n", "kill_when")),
         *((name, ctypes.c_int32) for name in ("kill_seen", "killed", "fail_mask", "fail_errno", "fail_skip", "fail_times")),
-        *((name, ctypes.c_int32) for name in ("fail_seen", "failed", "trace")),
+        *((name, ctypes.c_int32) for name in ("fail_seen", "failed")),
         ("visits", ctypes.c_int32 * PHASES_MAX),
         ("counts", (ctypes.c_int32 * len(CALLS)) * PHASES_MAX),
     )

@@ -106,10 +106,17 @@ class Forks:
             self._server.stdin.flush()
         return forked.begun()
 
-    def run(self, argv: list[str], log: Path, timeout_s: float = 60.0) -> tuple[int | None, str]:
+    def run(
+        self,
+        argv: list[str],
+        log: Path,
+        control: faults.Control | None = None,
+        trace: Path | None = None,
+        timeout_s: float = 120.0,
+    ) -> tuple[int | None, str]:
         """Run a command line to its end; return its exit code and its output. One that is late is killed."""
         log.unlink(missing_ok=True)
-        forked = self.start(argv, log)
+        forked = self.start(argv, log, control, trace)
         code = forked.wait(timeout_s)
         if code is None:
             forked.kill()

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sqlite3
 import tempfile
+import threading
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from autotuner.edge.journal import read_entries
 from torture import faults
 from torture.forks import Forked, Forks, until
 
-RECOVERY_S = 60.0  # generous: the machine is full of other houses
+RECOVERY_S = 120.0  # generous: the machine is full of other houses
 HELD = "now: the harness looks at it"
 
 
@@ -53,6 +54,7 @@ class Home(House):
         self.enqueued: list[str] = []
         self.published: dict[int, str] = {}
         self.runs = 0
+        self.counting = threading.Lock()
         self.settings |= {"cycle_s": "0.1", "serving_probe_every_s": "5"}
         self.slot |= {"stop_grace_s": "1", "drain_s": "0.2"}
         self.benchmark |= {"levels": "[2]", "requests": "6", "window_s": "0.2", "output_tokens": "4", "prompt_tokens": "4"}
@@ -72,24 +74,32 @@ class Home(House):
                 return
         raise RuntimeError(f"no best-known came to be:\n{self.log_tail()}")
 
-    def enqueue(self, name: str, *options: str, **behaviour: object) -> tuple[int | None, str]:
+    def enqueue(
+        self, name: str, *options: str, control: faults.Control | None = None, **behaviour: object
+    ) -> tuple[int | None, str]:
         """Enqueue a candidate by the command; remember it if that said so."""
         path = self.candidate(name, **{"max_seconds": 900, "ttft_ms": 20, **behaviour})
-        code, said = self.autotuner("enqueue", path, *options)
+        code, said = self.autotuner("enqueue", path, *options, control=control)
         if code == 0:
             self.enqueued += [] if name in self.enqueued else [name]
         return code, said
 
-    def autotuner(self, *words: object, timeout_s: float = 60.0) -> tuple[int | None, str]:
+    def autotuner(self, *words: object, control: faults.Control | None = None) -> tuple[int | None, str]:
         """Run a command to its end; return exit code and output."""
-        self.runs += 1
+        with self.counting:
+            self.runs += 1
+            run = self.runs
         argv = ["-s", str(self.settings_file), *map(str, words)]
-        return self.forks.run(argv, self.folder / f"command-{self.runs}.log", timeout_s)
+        if self.trace is not None and control is None:
+            control = faults.Control(self.folder / f"control-{run}")
+        return self.forks.run(argv, self.folder / f"command-{run}.log", control, self.trace)
 
     def start_daemon(self) -> Forked:
         """Start the daemon with a fresh control block."""
-        self.runs += 1
-        self.control = faults.Control(self.folder / f"control-{self.runs}")
+        with self.counting:
+            self.runs += 1
+            run = self.runs
+        self.control = faults.Control(self.folder / f"control-{run}")
         argv = ["-s", str(self.settings_file), "daemon", "--log-format", "json"]
         self.daemon = self.forks.start(argv, self.folder / "daemon.log", self.control, self.trace)
         return self.daemon
