@@ -5,6 +5,7 @@ is nothing.
 """
 
 import errno
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from autotuner.edge.files import write_over_itself
 from autotuner.errors import DiskFull, StoreError
 
 SCHEMA_VERSION = "6"
@@ -58,6 +60,7 @@ class Database:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         self._path = path
+        self._settled = False
         try:
             with translated(path):
                 self._connection.row_factory = sqlite3.Row
@@ -84,6 +87,7 @@ class Database:
         # IMMEDIATE: a deferred transaction that turns into a writer fails at once in spite of the busy timeout.
         self.run("BEGIN IMMEDIATE")
         try:
+            self._settle()
             yield
             self.run("COMMIT")
         except BaseException:
@@ -117,6 +121,27 @@ class Database:
         """Return what SQLite's own quick check finds; `ok` if nothing."""
         row = self.one("PRAGMA quick_check")
         return str(row[0]) if row else "no answer"
+
+    def _settle(self) -> None:
+        """Before this process's first change: make durable what an earlier one left in the write-ahead log.
+
+        A commit whose sync failed was reported as failed. But its frames are in the kernel's memory, taken for clean: who
+        opens the log after a crash finds them committed, builds on them, and no later sync would write them. The write lock
+        is held, so the log does not change meanwhile.
+        """
+        if self._settled:
+            return
+        with translated(self._path):
+            try:
+                fd = os.open(f"{self._path}-wal", os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return
+            try:
+                write_over_itself(fd, 0, os.fstat(fd).st_size)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        self._settled = True
 
     def _create(self) -> None:
         row = self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()

@@ -7,6 +7,7 @@ from pathlib import Path
 from autotuner.edge import clock, procfs
 from autotuner.errors import Locked, StoreError
 
+_CHUNK_BYTES = 1 << 20
 LOCK_PATIENCE_S = 0.5  # somebody who only looks whether the lock is held holds it for an instant
 
 
@@ -32,6 +33,21 @@ def write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def write_over_itself(fd: int, start: int, size: int) -> None:
+    """Write `size` bytes of a file from `start` on over themselves, so that the next fsync does write them.
+
+    After a failed fsync the kernel takes the pages for clean: they are read back, and are not on the disk.
+    """
+    end = start + size
+    while start < end:
+        data = os.pread(fd, min(_CHUNK_BYTES, end - start), start)
+        if not data:
+            return
+        os.lseek(fd, start, os.SEEK_SET)
+        write_all(fd, data)
+        start += len(data)
 
 
 def sync_folder(path: Path) -> None:

@@ -124,10 +124,7 @@ class Journal:
             return
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            start = os.fstat(fd).st_size - last_bytes
-            last = os.pread(fd, last_bytes, start)
-            os.lseek(fd, start, os.SEEK_SET)
-            files.write_all(fd, last)
+            files.write_over_itself(fd, os.fstat(fd).st_size - last_bytes, last_bytes)
             os.fsync(fd)
         finally:
             os.close(fd)

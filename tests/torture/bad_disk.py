@@ -7,16 +7,16 @@ from its files. Every entry that was marked as published and every candidate who
 
 import errno
 import random
-import tempfile
 import time
 from pathlib import Path
 
-from torture import faults
+from torture import faults, street
 from torture.forks import Forks, until
-from torture.home import Home, shared_cache
+from torture.home import Home, kill_all
 from torture.platter import Platter
 from torture.tally import Tally
 
+HOMES = 3
 ROUNDS = 12  # of one house
 SYNCS_MAX = 30  # of a trial, from its launch to its entry
 MEND_S = 90.0
@@ -93,7 +93,7 @@ class Round:
         home.platter.read_on()
         of_journal = [path for path in home.platter.failed[failed_before:] if path.endswith(".md")]
         if of_journal:
-            spoken = until(lambda: "fsync failed" in home.log_tail(1 << 24)[said_before:], 10)
+            spoken = until(lambda: '"level": "error"' in home.log_tail(1 << 24)[said_before:], 10)
             self.tally.check("P16", kept=spoken, how=f"an fsync of the journal failed and the daemon did not say so; {self._again()}")
         if luck.random() < 0.5:
             mended = until(lambda: home.all_published() and not home.said().get("trouble"), MEND_S)
@@ -116,6 +116,8 @@ class Round:
         home = self.home
         home.published |= home.seen_published()
         home.daemon.kill()
+        family = home.family()
+        kill_all(family["server"] + family["shim"])  # a host without power runs nothing
         flushed = self.luck.random() < 0.5
         home.platter.cut_power(home.state, flushed=flushed)
         self.what.append("power cut" + (", what was dirty had been written" if flushed else ""))
@@ -139,29 +141,10 @@ class Round:
 
 
 def run(seed: int, seconds: float) -> Tally:
-    """Work one house after the other until the time is over. Round k has the seed `seed + k`."""
-    until_s = time.monotonic() + seconds
-    tally = Tally()
-    with tempfile.TemporaryDirectory(prefix="torture-") as where:
-        folder = Path(where)
-        library = faults.compiled(folder)
-        if library is None:
-            tally.counts["not tried: there is no C compiler"] += 1
-            return tally
-        cache = shared_cache(folder / "cache")
-        with Forks(library) as forks:
-            builds = 0
-            while builds == 0 or time.monotonic() < until_s:
-                home = Traced(folder / f"home-{builds}", forks, cache)
-                builds += 1
-                try:
-                    home.begin()
-                    home.hold()
-                    for _ in range(ROUNDS):
-                        going_on = Round(home, seed, tally).run()
-                        seed += 1
-                        if not going_on or time.monotonic() > until_s:
-                            break
-                finally:
-                    home.close()
-    return tally
+    """Work houses side by side until the time is over. Round k has the seed `seed + k`."""
+
+    def works(home: Home, round_seed: int, tally: Tally) -> bool:
+        assert isinstance(home, Traced)
+        return Round(home, round_seed, tally).run()
+
+    return street.work(Traced, works, seed, seconds, promise="P16", homes=HOMES, rounds=ROUNDS)

@@ -7,14 +7,11 @@ candidate there; each decision with one entry; the journal verifies and its verd
 """
 
 import random
-import tempfile
 import threading
-import time
-from pathlib import Path
 
-from torture import faults
-from torture.forks import Forks, until
-from torture.home import Home, kill_all, shared_cache
+from torture import faults, street
+from torture.forks import until
+from torture.home import Home, kill_all
 from torture.tally import Tally
 
 HOMES = 6  # houses at once: they mostly wait
@@ -214,45 +211,11 @@ class Round:
 
 def run(seed: int, seconds: float) -> Tally:
     """Work houses side by side until the time is over. Round k has the seed `seed + k`."""
-    until_s = time.monotonic() + seconds
-    found, lock, points = Tally(), threading.Lock(), Points()
-    seeds = iter(range(seed, seed + 10**9))
-    with tempfile.TemporaryDirectory(prefix="torture-") as where:
-        folder = Path(where)
-        library = faults.compiled(folder)
-        if library is None:
-            found.counts["houses without a C compiler: kills at random moments only"] += HOMES
-        cache = shared_cache(folder / "cache")
-        with Forks(library) as forks:
+    points = Points()
 
-            def work(number: int) -> None:
-                time.sleep(number)  # building takes the machine; not all at once
-                builds = 0
-                while builds == 0 or time.monotonic() < until_s:
-                    builds += 1
-                    home, tally = Home(folder / f"home-{number}-{builds}", forks, cache), Tally()
-                    try:
-                        home.begin()
-                        points.learn(home.control)
-                        home.hold()
-                        for _ in range(ROUNDS):
-                            with lock:
-                                round_seed = next(seeds)
-                            if not Round(home, points, round_seed, tally).run() or time.monotonic() > until_s:
-                                break
-                    except Exception as error:  # a house that failed is a violation, and the others go on
-                        tally.broken("P2", f"house {number}: {type(error).__name__}: {error}")
-                    finally:
-                        home.close()
-                        with lock:
-                            found.add(tally)
+    def works(home: Home, round_seed: int, tally: Tally) -> bool:
+        assert home.control is not None
+        points.learn(home.control)
+        return Round(home, points, round_seed, tally).run()
 
-            homes = HOMES if seconds > 5 else 1
-            threads = [threading.Thread(target=work, args=(number,)) for number in range(homes)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-    return found
-
-
+    return street.work(Home, works, seed, seconds, promise="P2", homes=HOMES, rounds=ROUNDS)
