@@ -191,7 +191,7 @@ class Home(House):
         found: dict[str, list[int]] = {"shim": [], "server": []}
         for pid in procfs.pids():
             if procfs.launch_id_of(pid) in known and procfs.start_ticks(pid) is not None:
-                found["shim" if b"shim.py" in _command(pid) else "server"].append(pid)
+                found["shim" if b"shim.py" in command_of(pid) else "server"].append(pid)
         return found
 
     def log_tail(self, size: int = 2500) -> str:
@@ -298,7 +298,8 @@ def kill_all(pids: list[int]) -> int:
     return len(pids)
 
 
-def _command(pid: int) -> bytes:
+def command_of(pid: int) -> bytes:
+    """The command line of a process, as /proc has it; empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
