@@ -107,6 +107,7 @@ class Daemon:
         if self._trouble:
             self._log.info("going on", after=self._trouble)
         self._trouble = ""
+        self._ballast.take()  # again, once there is room for it
         self._show()
         self._notifier.cycle_completed()
         return True
@@ -116,7 +117,6 @@ class Daemon:
             self._log.warning(warning, settings=str(self._path))
 
     def _start_up(self) -> None:
-        self._ballast.take()
         for worker in self._workers:
             worker.start_up()
 

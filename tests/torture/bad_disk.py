@@ -129,9 +129,10 @@ class Round:
         if not home.recovered():
             self.tally.broken("P16", f"no best-known serves after a power cut: {self._again()}\n{home.log_tail()}")
             return False
-        wrong += [(promise, what) for promise, what in home.whole(home.record())]
-        for promise, each in home.whole(home.record()):
+        whole = home.whole(home.record_of_the_living())
+        for promise, each in whole:
             self.tally.broken(promise, f"{each}: {self._again()}")
+        wrong += whole
         code, said = home.autotuner("journal", "verify")
         self.tally.check("P16", kept=code == 0 and not wrong, how=f"journal verify: {code} {said[-300:]}: {self._again()}")
         return not wrong

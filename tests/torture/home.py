@@ -207,9 +207,18 @@ class Home(House):
                 if (self.state / name).exists():
                     shutil.copy(self.state / name, where)
             with closing(sqlite3.connect(Path(where) / "state.db")) as db:
-                entries = db.execute("SELECT number, sha256, published, trial_id FROM entries ORDER BY number").fetchall()
-                trials = db.execute("SELECT id, name, state, entry FROM trials ORDER BY id").fetchall()
-                best = db.execute("SELECT name FROM incumbents ORDER BY id DESC LIMIT 1").fetchone()
+                return self._record(db)
+
+    def record_of_the_living(self) -> Record:
+        """Read a running daemon's state beside it."""
+        with closing(sqlite3.connect(f"file:{self.state / 'state.db'}?mode=ro", uri=True, timeout=30)) as db:
+            return self._record(db)
+
+    def _record(self, db: sqlite3.Connection) -> Record:
+        db.execute("BEGIN")  # all of it as of one moment
+        entries = db.execute("SELECT number, sha256, published, trial_id FROM entries ORDER BY number").fetchall()
+        trials = db.execute("SELECT id, name, state, entry FROM trials ORDER BY id").fetchall()
+        best = db.execute("SELECT name FROM incumbents ORDER BY id DESC LIMIT 1").fetchone()
         files, flaws = read_entries(self.state / "journal")
         concluding: dict[int, list[int]] = {}
         for number, _, _, trial in entries:

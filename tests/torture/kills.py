@@ -183,7 +183,7 @@ class Round:
             self.tally.broken(self.promise, f"{each}: {self._again()}\n{self._state()}")
         if not wrong:
             self.tally.held(self.promise)
-        record = home.record()
+        record = home.record_of_the_living()
         self._told("P7", "P10", "P18", wrong=home.acknowledged(record) + home.whole(record))
         for words in (("journal", "verify"), *((("journal", "replay"),) if self.luck.random() < 0.2 else ())):
             code, said = home.autotuner(*words)

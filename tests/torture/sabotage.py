@@ -76,11 +76,12 @@ def no_benchmark_client() -> None:
     worker.command = lambda: ("/nonexistent/benchmark-worker",)
 
 
+NO_CLIENT = "no benchmark client"
 BUGS: dict[str, Callable[[], None]] = {
     "publish before commit": publish_before_commit,
     "retry fsync": retry_fsync,
     "inheritable lock fd": inheritable_lock,
-    "no benchmark client": no_benchmark_client,
+    NO_CLIENT: no_benchmark_client,
 }
 
 
