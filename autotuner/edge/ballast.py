@@ -24,9 +24,9 @@ class Ballast:
     def _take(self) -> bool:
         if self._path.exists() and self._path.stat().st_size == BALLAST_BYTES:
             return True
-        if shutil.disk_usage(self._path.parent).free < 2 * BALLAST_BYTES:
-            return False
         try:
+            if shutil.disk_usage(self._path.parent).free < 2 * BALLAST_BYTES:
+                return False
             fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
             return False

@@ -7,6 +7,8 @@ a part that starts real daemons passes the bug's name on to `torture.daemon`, wh
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torture.sabotage import in_daemons
+
 
 @dataclass(frozen=True)
 class Bug:
@@ -19,4 +21,8 @@ class Bug:
     seconds: float = 20.0
 
 
-BUGS: tuple[Bug, ...] = ()
+BUGS: tuple[Bug, ...] = (
+    Bug("publish before commit", in_daemons("publish before commit"), "P10", "kills", 90.0),
+    Bug("retry fsync", in_daemons("retry fsync"), "P16", "bad_disk", 120.0),
+    Bug("inheritable lock fd", in_daemons("inheritable lock fd"), "P17", "races", 5.0),
+)
