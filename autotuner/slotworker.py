@@ -260,7 +260,7 @@ class SlotWorker:
                 outcome.degrade(ctx, why)
 
     def _disk_low(self, so: str, share: float) -> str:
-        """Why the disk is too full for a trial, given which share of the room that is asked for must be free; '' if it is not."""
+        """Why the disk is too full for a trial, given which share of the room asked for must be free; '' if it is not."""
         least = self.ctx.settings.disk_free_min_mib
         if self._free_mib >= least * share:
             return ""

@@ -94,7 +94,9 @@ class Round:
         of_journal = [path for path in home.platter.failed[failed_before:] if path.endswith(".md")]
         if of_journal:
             spoken = until(lambda: '"level": "error"' in home.log_tail(1 << 24)[said_before:], 10)
-            self.tally.check("P16", kept=spoken, how=f"an fsync of the journal failed and the daemon did not say so; {self._again()}")
+            self.tally.check(
+                "P16", kept=spoken, how=f"an fsync of the journal failed and the daemon did not say so; {self._again()}"
+            )
         if luck.random() < 0.5:
             mended = until(lambda: home.all_published() and not home.said().get("trouble"), MEND_S)
             self.tally.check("P16", kept=mended, how=f"the daemon did not go on: {self._again()}\n{home.log_tail()}")
@@ -134,7 +136,9 @@ class Round:
             self.tally.broken(promise, f"{each}: {self._again()}")
         wrong += whole
         code, said = home.autotuner("journal", "verify")
-        self.tally.check("P16", kept=code == 0 and not wrong, how=f"journal verify: {code} {said[-300:]}: {self._again()}")
+        self.tally.check(
+            "P16", kept=code == 0 and not wrong, how=f"journal verify: {code} {said[-300:]}: {self._again()}"
+        )
         return not wrong
 
     def _again(self) -> str:

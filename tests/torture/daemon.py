@@ -75,7 +75,7 @@ def fork(order: dict[str, Any]) -> int:
         if os.getppid() == parent:
             stand_alone(order["log"])
             code = run(order)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - a fork must end here, whatever happens in it
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -168,7 +168,16 @@ def warm_up() -> None:
 def main() -> int:
     """Serve, or run one command line by hand."""
     os.environ.pop("LD_PRELOAD", None)  # it is for this process and its forks alone
-    for module in ("cli", "cli.daemon", "cli.queueing", "cli.journal", "cli.control", "cli.status", "daemon", "settings"):
+    for module in (
+        "cli",
+        "cli.daemon",
+        "cli.queueing",
+        "cli.journal",
+        "cli.control",
+        "cli.status",
+        "daemon",
+        "settings",
+    ):
         importlib.import_module(f"autotuner.{module}")
     sabotage.plant(os.environ.pop("TORTURE_BUG", ""))
     warm_up()

@@ -17,7 +17,18 @@ CALLS = (
     *("write", "pwrite64", "fsync", "fdatasync", "rename", "ftruncate", "unlink", "execve", "sendto", "connect"),
     *("pidfd_send_signal", "create", "fallocate", "mkdir"),
 )
-PHASES = ("none", "starting", "idle", "launching", "warm-up", "measuring", "concluding", "stopping", "restoring", "ending")
+PHASES = (
+    "none",
+    "starting",
+    "idle",
+    "launching",
+    "warm-up",
+    "measuring",
+    "concluding",
+    "stopping",
+    "restoring",
+    "ending",
+)
 PHASES_MAX = 12  # as in the library
 WHEN = ("before", "after", "half")  # half: of a write, the first half is done; of any other call, all of it
 SYNCS = ("fsync", "fdatasync")
@@ -29,7 +40,10 @@ class Block(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("pid", "phase", "kill_call", "kill_phase", "kill_n", "kill_when")),
-        *((name, ctypes.c_int32) for name in ("kill_seen", "killed", "fail_mask", "fail_errno", "fail_skip", "fail_times")),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("kill_seen", "killed", "fail_mask", "fail_errno", "fail_skip", "fail_times")
+        ),
         *((name, ctypes.c_int32) for name in ("fail_seen", "failed")),
         ("visits", ctypes.c_int32 * PHASES_MAX),
         ("counts", (ctypes.c_int32 * len(CALLS)) * PHASES_MAX),
@@ -86,7 +100,9 @@ class Control:
     def counted(self) -> dict[tuple[str, str], float]:
         """Every (phase, call) that occurred, and how often in one visit of the phase."""
         pairs = ((phase, call) for phase in PHASES[1:] for call in CALLS)
-        return {pair: n / max(1, self.block.visits[PHASES.index(pair[0])]) for pair in pairs if (n := self.count(*pair))}
+        return {
+            pair: n / max(1, self.block.visits[PHASES.index(pair[0])]) for pair in pairs if (n := self.count(*pair))
+        }
 
 
 class Phase:
@@ -124,5 +140,3 @@ def begin(path: str, trace: str) -> None:
 def _mapped(path: Path) -> mmap.mmap:
     with path.open("r+b") as f:
         return mmap.mmap(f.fileno(), ctypes.sizeof(Block))
-
-

@@ -1,5 +1,6 @@
 """The harness's side of `torture.daemon`: run command lines of autotuner in forks, from any thread, and await their ends."""
 
+import contextlib
 import json
 import os
 import signal
@@ -47,10 +48,8 @@ class Forked:
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Signal it, and with SIGKILL wait for its end. It is not reaped before we are told, so the pid is its own."""
         if self.code is None:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
-            except ProcessLookupError:
-                pass
         if number is signal.SIGKILL:
             self._ended.wait(30)
 
@@ -85,6 +84,8 @@ class Forks:
         self._server.stdin.close()
         self._server.wait(30)
         self._reader.join(30)
+        if self._server.stdout is not None:
+            self._server.stdout.close()
 
     def start(
         self, argv: list[str], log: Path, control: faults.Control | None = None, trace: Path | None = None

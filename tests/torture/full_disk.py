@@ -103,7 +103,9 @@ class Round:
         self._reach(phase)
         home.fill()
         self.what.append(f"disk full while {home.control.phase}, {death} killed")
-        self.tally.counts["disks filled" if home.mounted else "disks filled (writes refused; no tmpfs may be mounted)"] += 1
+        self.tally.counts[
+            "disks filled" if home.mounted else "disks filled (writes refused; no tmpfs may be mounted)"
+        ] += 1
         self._die(death)
         return self._serves_without_room() and self._goes_on()
 
@@ -133,9 +135,13 @@ class Round:
         """The best-known must be there although nothing can be written but what the ballast leaves."""
         home = self.home
         serves = until(lambda: home.best_serves() and home.daemon.code is None, BACK_S, 0.2)
-        self.tally.check("P15", kept=serves, how=f"no best-known serves with a full disk; {self._again()}\n{self._state()}")
+        self.tally.check(
+            "P15", kept=serves, how=f"no best-known serves with a full disk; {self._again()}\n{self._state()}"
+        )
         alive = home.daemon.code is None
-        self.tally.check("P15", kept=alive, how=f"the daemon ended with {home.daemon.code}; {self._again()}\n{self._state()}")
+        self.tally.check(
+            "P15", kept=alive, how=f"the daemon ended with {home.daemon.code}; {self._again()}\n{self._state()}"
+        )
         return serves and alive
 
     def _goes_on(self) -> bool:
@@ -144,7 +150,9 @@ class Round:
         home.empty()
         home.let_go()
         done = until(lambda: not home.waiting() and home.all_published() and home.serves_best(), BACK_S, 0.2)
-        self.tally.check("P15", kept=done, how=f"the queue does not go on when there is room again; {self._again()}\n{self._state()}")
+        self.tally.check(
+            "P15", kept=done, how=f"the queue does not go on when there is room again; {self._again()}\n{self._state()}"
+        )
         if not done:
             return False
         home.hold()
@@ -153,7 +161,9 @@ class Round:
         for _, each in wrong:
             self.tally.broken("P15", f"{each}; {self._again()}")
         code, said = home.autotuner("journal", "verify")
-        self.tally.check("P15", kept=code == 0 and not wrong, how=f"journal verify: {code} {said[-300:]}; {self._again()}")
+        self.tally.check(
+            "P15", kept=code == 0 and not wrong, how=f"journal verify: {code} {said[-300:]}; {self._again()}"
+        )
         return not wrong
 
     def _again(self) -> str:
@@ -179,7 +189,9 @@ def without_client(home: Home, seed: int, tally: Tally) -> bool:
         home.let_go()
         done = until(lambda: not home.waiting() and home.serves_best(), BACK_S, 0.2)
         verdict = home.ask("SELECT verdict FROM trials WHERE name = 'unmeasurable'")
-        tally.check("P15", kept=done and verdict == [("error",)], how=f"without a client: {verdict}, {home.said()}; {again}")
+        tally.check(
+            "P15", kept=done and verdict == [("error",)], how=f"without a client: {verdict}, {home.said()}; {again}"
+        )
         for running in (True, False):
             family = home.family()
             if not running:
@@ -205,4 +217,3 @@ def run(seed: int, seconds: float) -> Tally:
         return Round(home, round_seed, tally).run()
 
     return street.work(Tight, works, seed, seconds, promise="P15", homes=HOMES, rounds=ROUNDS)
-

@@ -10,6 +10,7 @@ import tempfile
 import threading
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,11 @@ class Record:
 class Home(House):
     """One state folder with one slot, its daemon forked on demand. `enqueued` are the names whose enqueue ended with 0."""
 
-    def __init__(self, folder: Path, forks: Forks, cache: Path | None = None) -> None:
+    def __init__(self, folder: Path, forks: Forks, known: Path | None = None) -> None:
         super().__init__(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.forks = forks
-        self.cache = cache
+        self.known = known
         self.control: faults.Control | None = None
         self.daemon: Forked | None = None
         self.trace: Path | None = None
@@ -57,7 +58,13 @@ class Home(House):
         self.counting = threading.Lock()
         self.settings |= {"cycle_s": "0.1", "serving_probe_every_s": "5"}
         self.slot |= {"stop_grace_s": "1", "drain_s": "0.2"}
-        self.benchmark |= {"levels": "[2]", "requests": "6", "window_s": "0.2", "output_tokens": "4", "prompt_tokens": "4"}
+        self.benchmark |= {
+            "levels": "[2]",
+            "requests": "6",
+            "window_s": "0.2",
+            "output_tokens": "4",
+            "prompt_tokens": "4",
+        }
         self.extra = "[noise]\nopen_launches = 0\nconfirm_launches = 0"
 
     # --- doing
@@ -65,8 +72,8 @@ class Home(House):
     def begin(self) -> None:
         """A best-known that serves, and nothing in the queue."""
         self.write_settings()
-        if self.cache is not None:
-            shutil.copytree(self.cache, self.state / "cache", dirs_exist_ok=True)
+        if self.known is not None:
+            shutil.copytree(self.known, self.state / "cache", dirs_exist_ok=True)
         self.start_daemon()
         for _ in range(5):  # on a machine this full the client's own lateness may leave a level without a verdict
             self.enqueue("base", "--again", tok_s=25)
@@ -168,7 +175,9 @@ class Home(House):
         until(lambda: bool(self.said()), timeout_s)
         self.hold()
         return until(
-            lambda: self.serves_best() and not self.in_hand() and self.all_published() and not self.said().get("trouble"),
+            lambda: (
+                self.serves_best() and not self.in_hand() and self.all_published() and not self.said().get("trouble")
+            ),
             timeout_s,
         )
 
@@ -236,21 +245,15 @@ class Home(House):
 
     def acknowledged(self, record: Record) -> list[tuple[str, str]]:
         """Given a record, return (promise, what is wrong): what was acknowledged must be in it, at any instant."""
-        wrong = []
         files = {entry.number: entry.sha256 for entry in record.files}
-        for number, sha in self.published.items():
-            if record.published.get(number) != sha:
-                wrong.append(("P7", f"entry {number} was published and is not any more"))
-        for number, sha in record.published.items():
-            if files.get(number) != sha:
-                wrong.append(("P7", f"entry {number} is marked as published and is not in the journal's files"))
-        for number, sha in files.items():
-            if record.entries.get(number) != sha:
-                wrong.append(("P10", f"entry {number} is in the journal's files and was never committed"))
-        names = [name for _, name, _, _ in record.trials]
-        for name in self.enqueued:
-            if names.count(name) < 1:
-                wrong.append(("P18", f"{name} was enqueued and is not in the record"))
+        names = {name for _, name, _, _ in record.trials}
+        unpublished = [n for n, sha in self.published.items() if record.published.get(n) != sha]
+        unwritten = [n for n, sha in record.published.items() if files.get(n) != sha]
+        uncommitted = [n for n, sha in files.items() if record.entries.get(n) != sha]
+        wrong = [("P7", f"entry {n} was published and is not any more") for n in unpublished]
+        wrong += [("P7", f"entry {n} is marked as published and is not in the journal's files") for n in unwritten]
+        wrong += [("P10", f"entry {n} is in the journal's files and was never committed") for n in uncommitted]
+        wrong += [("P18", f"{n} was enqueued and is not in the record") for n in self.enqueued if n not in names]
         self.published |= record.published
         return wrong
 
@@ -288,9 +291,18 @@ class Home(House):
 
 
 def shared_cache(folder: Path) -> Path:
-    """Measure once what the benchmark client can take on this host, so that no house has to."""
-    asyncio.run(capacity_tok_s(folder))
+    """Measure once a process what the benchmark client can take on this host, so that no house has to."""
+    folder.mkdir(exist_ok=True)
+    for name, data in _measured().items():
+        (folder / name).write_bytes(data)
     return folder
+
+
+@cache
+def _measured() -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as where:
+        asyncio.run(capacity_tok_s(Path(where)))
+        return {path.name: path.read_bytes() for path in Path(where).iterdir()}
 
 
 def lock_is_free(home: Home, timeout_s: float) -> bool:
@@ -313,5 +325,3 @@ def command_of(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
-
-

@@ -73,7 +73,9 @@ class Round:
         for _ in range(3 - waiting if waiting < 2 else 0):
             name = f"c{len(self.home.enqueued)}"
             # No two alike: the same candidate twice would be one trial.
-            behaviour: dict[str, object] = {"tok_s": self.luck.choice((8, 15, 40, 60, 80)) + len(self.home.enqueued) / 1000}
+            behaviour: dict[str, object] = {
+                "tok_s": self.luck.choice((8, 15, 40, 60, 80)) + len(self.home.enqueued) / 1000
+            }
             if self.luck.random() < 0.1:
                 behaviour |= {"mode": "die-after", "die_after": 3}
             code, said = self.home.enqueue(name, **behaviour)
@@ -115,7 +117,11 @@ class Round:
         self.tally.counts["kill -9 of the daemon"] += 1
         self.tally.counts["at a chosen call" if chosen else "at some moment"] += 1
         self.tally.counts[f"while {home.control.phase}"] += 1
-        self.what.append(f"killed {when} {call} {n} while {phase}" if chosen else f"killed while {home.control.phase}, {call} {n} of {phase} did not come")
+        self.what.append(
+            f"killed {when} {call} {n} while {phase}"
+            if chosen
+            else f"killed while {home.control.phase}, {call} {n} of {phase} did not come"
+        )
         if code not in {None, -9}:
             self.tally.broken("P2", f"the daemon ended by itself with {code}: {home.log_tail(600)}; {self._again()}")
         return chosen
@@ -165,7 +171,10 @@ class Round:
         if self._kill_servers():
             self.what[-1] += f" while {phase}, the daemon alive"
             for launch in launches:
-                until(lambda launch=launch: home.ask("SELECT 1 FROM launches WHERE id = ? AND state = 'ended'", *launch), 20)
+                until(
+                    lambda launch=launch: home.ask("SELECT 1 FROM launches WHERE id = ? AND state = 'ended'", *launch),
+                    20,
+                )
 
     def _inquest(self) -> None:
         """With the daemon dead: what was acknowledged is there."""
@@ -188,7 +197,9 @@ class Round:
         for words in (("journal", "verify"), *((("journal", "replay"),) if self.luck.random() < 0.2 else ())):
             code, said = home.autotuner(*words)
             promise = "P10" if words[1] == "verify" else "P11"
-            self.tally.check(promise, kept=code == 0, how=f"{' '.join(words)} ended with {code}: {said[-400:]}; {self._again()}")
+            self.tally.check(
+                promise, kept=code == 0, how=f"{' '.join(words)} ended with {code}: {said[-400:]}; {self._again()}"
+            )
         return not wrong
 
     def _told(self, *promises: str, wrong: list[tuple[str, str]]) -> None:

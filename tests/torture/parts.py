@@ -18,7 +18,9 @@ class Part:
 
 
 PARTS: tuple[Part, ...] = (
-    Part("kills", ("P2", "P3", "P4", "P7", "P10", "P11", "P18"), 0.20, "kill -9 of real daemons at chosen system calls"),
+    Part(
+        "kills", ("P2", "P3", "P4", "P7", "P10", "P11", "P18"), 0.20, "kill -9 of real daemons at chosen system calls"
+    ),
     Part("full_disk", ("P15",), 0.04, "a disk without a byte, in each phase; a host without a benchmark client"),
     Part("bad_disk", ("P16",), 0.04, "failing syncs of real daemons, and power cuts after them"),
     Part("races", ("P17", "P18"), 0.03, "eight daemons on one folder, enqueuers that are killed"),

@@ -44,7 +44,9 @@ class Round:
             return False
         self.home.daemon = winner
         if not self.home.recovered():
-            self.tally.broken("P17", f"the daemon that won the race restored nothing; {self._again()}\n{self.home.log_tail()}")
+            self.tally.broken(
+                "P17", f"the daemon that won the race restored nothing; {self._again()}\n{self.home.log_tail()}"
+            )
             return False
         self._enqueue()
         return True
@@ -88,7 +90,9 @@ class Round:
         holder = lock_holder(home.state / "daemon.lock")
         kept = len(living) == 1 and codes == [LOCKED] * (STARTS - 1) and holder == living[0].pid
         self.tally.check(
-            "P17", kept=kept, how=f"{len(living)} of {STARTS} live, exit codes {codes}, the lock says {holder}; {self._again()}"
+            "P17",
+            kept=kept,
+            how=f"{len(living)} of {STARTS} live, exit codes {codes}, the lock says {holder}; {self._again()}",
         )
         for each in living[1:] if kept else living:
             each.kill()
@@ -100,7 +104,9 @@ class Round:
         """Enqueue at once, two and two the same; kill some of them; then ask once more for each."""
         home, luck = self.home, self.luck
         names = [f"q{home.runs}-{n}" for n in range(ENQUEUERS // 2)]
-        paths = [home.candidate(name, max_seconds=900, tok_s=30 + home.runs / 1000 + n / 1e5) for n, name in enumerate(names)]
+        paths = [
+            home.candidate(name, max_seconds=900, tok_s=30 + home.runs / 1000 + n / 1e5) for n, name in enumerate(names)
+        ]
         tries: list[tuple[str, Forked]] = []
         for name, path in [*zip(names, paths, strict=True)] * 2:
             home.runs += 1
@@ -122,7 +128,9 @@ class Round:
         self._once(acknowledged, names, "after the wave")
         for name, path in zip(names, paths, strict=True):
             code, said = home.autotuner("enqueue", path)
-            self.tally.check("P18", kept=code in {0, 4}, how=f"enqueue of {name} again: {code} {said[-300:]}; {self._again()}")
+            self.tally.check(
+                "P18", kept=code in {0, 4}, how=f"enqueue of {name} again: {code} {said[-300:]}; {self._again()}"
+            )
         self._once(set(names), names, "after each was enqueued again")
         home.autotuner("queue", "cancel", *names)
 

@@ -53,7 +53,7 @@ def work(
                                 round_seed = next(seeds)
                             if not one_round(home, round_seed, tally):
                                 break
-                    except Exception:
+                    except Exception:  # noqa: BLE001 - a house that fails is a finding, and the others go on
                         tally.broken(promise, f"a house failed:\n{traceback.format_exc()}\n{home.log_tail()}")
                     finally:
                         home.close()

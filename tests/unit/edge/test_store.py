@@ -691,7 +691,9 @@ def test_what_an_earlier_process_left_in_the_log_is_durable_before_anything_is_b
     earlier.close()
 
 
-def test_a_log_that_cannot_be_made_durable_acknowledges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_cannot_be_made_durable_acknowledges_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     earlier = Store(tmp_path / "state.db")
     earlier.put_candidate(candidate(), "", "a.toml")
 
