@@ -20,6 +20,11 @@ REACH_S = 12.0  # a phase that does not come within this time is not waited for:
 WORKED = ("launching", "warm-up", "measuring", "concluding", "stopping", "restoring")
 NESTED_MAX = 3
 NUMBER_MAX = 25
+OUTBOX = (  # around an entry's commit, its append, its fsync and its mark
+    *(("fsync", 1, when) for when in ("before", "after")),
+    *(("fdatasync", n, when) for n in (1, 2) for when in ("before", "after")),
+    *(("write", n, when) for n in (2, 3) for when in ("before", "half", "after")),
+)
 RARE = 0.3  # calls that come less often than this in a visit of their phase are not waited for
 
 
@@ -41,6 +46,8 @@ class Points:
         phase = luck.choice(phases)
         with self._lock:
             known = {call: usual for (of, call), usual in self._usual.items() if of == phase and usual > RARE}
+        if phase == "concluding" and luck.random() < 0.7:
+            return phase, *luck.choice(OUTBOX)
         call = luck.choice(sorted(known) or ["write"])
         when = luck.choice(("before", "after", "half") if call in {"write", "pwrite64"} else ("before", "after"))
         return phase, call, luck.randint(1, min(NUMBER_MAX, max(1, round(known.get(call, 1))))), when
@@ -60,7 +67,9 @@ class Round:
         """Do it; return False if the house is not to be used any more."""
         self._stock()
         self.home.forgive()
-        phase, call, n, when = self.points.choose(self.luck, ("starting", "idle", *WORKED, *WORKED))
+        phase, call, n, when = self.points.choose(
+            self.luck, ("starting", "idle", *WORKED, *WORKED, *("concluding",) * 4)
+        )
         if self.luck.random() < 0.1:
             self._kill_server_alone(phase)
         else:
