@@ -24,7 +24,7 @@ from autotuner.edge.probes import Probe
 from autotuner.edge.rows import LaunchRow
 from autotuner.engines import situation
 from autotuner.engines.base import Diagnosis, ServerExit, Stage
-from autotuner.engines.diagnosis import own_stop
+from autotuner.engines.diagnosis import never_started, own_stop
 from autotuner.engines.reading import read
 from autotuner.engines.vocabulary import State
 from autotuner.errors import HostError
@@ -76,6 +76,9 @@ async def launch(ctx: SlotContext, action: decide.Launch) -> None:
         )
         await ctx.host.start(spec)
         ctx.store.move_launch(launch_id, LaunchState.STARTING)
+    except HostError:
+        ctx.refused.add(launch_id)
+        raise
     finally:
         ctx.starting.discard(launch_id)
 
@@ -152,6 +155,10 @@ async def record_end(ctx: SlotContext, action: decide.RecordEnd) -> None:
     candidate = ctx.store.candidate(row.candidate_id)
     engine = ctx.engine(candidate)
     seen = await ctx.host.inspect(row.id)
+    if not seen.started and row.id not in ctx.refused:
+        # The daemon died, or the disk was full, between the intent and the start: that is nobody's failure.
+        outcome.launch_ended(ctx, row, seen, never_started(), asked=True)
+        return
     lines = await ctx.log(row.id, engine).rest()
     was_ready = row.state is LaunchState.SERVING
     diagnosis = engine.diagnose(ServerExit(seen.exit_code, row.end_asked, was_ready), lines)

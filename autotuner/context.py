@@ -99,7 +99,7 @@ class LogReader:
 class SlotContext:
     """One slot's world. `living` holds the launches seen alive last, `verified` those that generated tokens for this daemon.
 
-    `settled` are the trials whose proposals it has tried to work out.
+    `settled` are the trials whose proposals it has tried to work out, `refused` the launches that the host could not start.
     """
 
     name: str
@@ -111,6 +111,7 @@ class SlotContext:
     living: frozenset[str] = frozenset()
     generated: dict[str, int] = field(default_factory=dict)
     starting: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
     live: Live = field(default_factory=Live)
     logs: dict[str, LogReader] = field(default_factory=dict)
     announced: str = ""

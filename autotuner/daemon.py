@@ -127,6 +127,7 @@ class Daemon:
         if self._trouble:
             self._log.info("going on", after=self._trouble)
         self._trouble = ""
+        self._ballast.take()  # again, once there is room for it
         self._show()
         self._notifier.cycle_completed()
         return True
@@ -149,7 +150,6 @@ class Daemon:
                 self._log.info("servers are launched", launcher=rung.name, why=rung.why)
 
     def _start_up(self) -> None:
-        self._ballast.take()
         for worker in self._workers:
             worker.start_up()
 

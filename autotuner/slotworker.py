@@ -16,6 +16,7 @@ from autotuner.edge.host import PortHolder
 from autotuner.edge.rows import SlotRow, Trial
 from autotuner.errors import HostError, StoreError
 
+YIELD_SHARE = 0.5  # a trial in hand goes back to the queue below this share of the free disk that a new one needs
 RETRY_AFTER_S = 5.0  # a failed action is tried again, but not in a tight loop
 
 
@@ -31,6 +32,7 @@ class SlotWorker:
         self._interrupted_by_start = False
         self._probed_s = 0.0
         self._failed = ""
+        self._free_mib = float("inf")
         self._log = log.get().bind(slot=ctx.name)
 
     @property
@@ -53,6 +55,7 @@ class SlotWorker:
     async def cycle(self) -> Decision:
         """Observe, decide and carry out or begin to. Raise StoreError where nothing can be recorded."""
         await self._collect()
+        self._free_mib = await self.ctx.host.free_disk_mib()
         recorded = self._record()
         observed = await self._observe(recorded)
         decision = decide.decide(recorded, observed)
@@ -147,6 +150,8 @@ class SlotWorker:
         closed = self.ctx.settings.window_closed(clock.local_now())
         if closed:
             return closed
+        if low := self._disk_low("no trial is started", 1.0):
+            return low
         fired = holding(self.ctx.policies, "next", self._budget_facts(slot))
         return next((f.sentence for f in fired if f.action == "pause" and not f.dry_run), "")
 
@@ -158,6 +163,9 @@ class SlotWorker:
         closed = self.ctx.settings.window_closed(clock.local_now())
         if closed:
             return closed
+        # What room is left belongs to the best-known: its restore must be recorded too.
+        if low := self._disk_low("no trial goes on", YIELD_SHARE):
+            return low
         fired = holding(self.ctx.policies, "trial", self._budget_facts(slot))
         return next((f.sentence for f in fired if f.action == "pause" and not f.dry_run), "")
 
@@ -213,9 +221,6 @@ class SlotWorker:
                 if self._task is not None:
                     self._task.cancel()
             case decide.Launch():
-                if action.purpose == "trial" and (low := await self._disk_low()):
-                    self.last = Decision(decide.Wait(), low)
-                    return
                 self._begin(act.launch(ctx, action), why, action.trial_id)
             case decide.AwaitServing():
                 self._begin(act.await_serving(ctx, action), why, action.trial_id)
@@ -254,11 +259,12 @@ class SlotWorker:
             case decide.Degrade():
                 outcome.degrade(ctx, why)
 
-    async def _disk_low(self) -> str:
-        free, least = await self.ctx.host.free_disk_mib(), self.ctx.settings.disk_free_min_mib
-        if free >= least:
+    def _disk_low(self, so: str, share: float) -> str:
+        """Why the disk is too full for a trial, given which share of the room asked for must be free; '' if it is not."""
+        least = self.ctx.settings.disk_free_min_mib
+        if self._free_mib >= least * share:
             return ""
-        return f"only {free:.0f} MiB of disk are free, {least} are asked for: no trial is started (disk_free_min_mib)"
+        return f"only {self._free_mib:.0f} MiB of disk are free, {least} are asked for: {so} (disk_free_min_mib)"
 
     def _begin(self, work: Coroutine[Any, Any, None], what: str, trial_id: int | None) -> None:
         self._doing = Doing(what, trial_id)

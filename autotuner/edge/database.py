@@ -5,6 +5,7 @@ is nothing.
 """
 
 import errno
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autotuner.core.redact import hide_values, one_line
-from autotuner.edge.files import make_folder
+from autotuner.edge.files import make_folder, write_over_itself
 from autotuner.errors import DiskFull, StoreError
 
 SCHEMA_VERSION = "6"
@@ -61,6 +62,7 @@ class Database:
             make_folder(path.parent)
             self._connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         self._path = path
+        self._settled = False
         try:
             with translated(path):
                 self._connection.row_factory = sqlite3.Row
@@ -87,6 +89,7 @@ class Database:
         # IMMEDIATE: a deferred transaction that turns into a writer fails at once in spite of the busy timeout.
         self.run("BEGIN IMMEDIATE")
         try:
+            self._settle()
             yield
             self.run("COMMIT")
         except BaseException:
@@ -133,6 +136,27 @@ class Database:
                 f"the state database {self._path} is damaged: {one_line(found, 200)}; stop the daemon, and put a backup in its "
                 "place or move it away"
             )
+
+    def _settle(self) -> None:
+        """Before this process's first change: make durable what an earlier one left in the write-ahead log.
+
+        A commit whose sync failed was reported as failed. But its frames are in the kernel's memory, taken for clean: who
+        opens the log after a crash finds them committed, builds on them, and no later sync would write them. The write lock
+        is held, so the log does not change meanwhile.
+        """
+        if self._settled:
+            return
+        with translated(self._path):
+            try:
+                fd = os.open(f"{self._path}-wal", os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return
+            try:
+                write_over_itself(fd, 0, os.fstat(fd).st_size)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        self._settled = True
 
     def _create(self) -> None:
         row = self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()

@@ -8,6 +8,7 @@ from pathlib import Path
 from autotuner.edge import clock, procfs
 from autotuner.errors import Locked, StoreError
 
+_CHUNK_BYTES = 1 << 20
 LOCK_PATIENCE_S = 0.5  # somebody who only looks whether the lock is held holds it for an instant
 
 
@@ -47,10 +48,7 @@ def settle(path: Path, last_bytes: int) -> None:
     """
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        start = os.fstat(fd).st_size - last_bytes
-        last = os.pread(fd, last_bytes, start)
-        os.lseek(fd, start, os.SEEK_SET)
-        write_all(fd, last)
+        write_over_itself(fd, os.fstat(fd).st_size - last_bytes, last_bytes)
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -101,6 +99,21 @@ def write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def write_over_itself(fd: int, start: int, size: int) -> None:
+    """Write `size` bytes of a file from `start` on over themselves, so that the next fsync does write them.
+
+    After a failed fsync the kernel takes the pages for clean: they are read back, and are not on the disk.
+    """
+    end = start + size
+    while start < end:
+        data = os.pread(fd, min(_CHUNK_BYTES, end - start), start)
+        if not data:
+            return
+        os.lseek(fd, start, os.SEEK_SET)
+        write_all(fd, data)
+        start += len(data)
 
 
 def sync_folder(path: Path) -> None:

@@ -21,12 +21,16 @@ class LaunchSpec:
 
 @dataclass(frozen=True)
 class ServerSeen:
-    """How a launch is right now. `exit_code` is None while it lives, and where it was never recorded."""
+    """How a launch is right now. `exit_code` is None while it lives, and where it was never recorded.
+
+    `started` is false for one that was committed and of which nothing ever ran.
+    """
 
     launch_id: str
     alive: bool
     exit_code: int | None = None
     error: str = ""
+    started: bool = True
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class LocalHost:
         """Read what the shim recorded, and believe it only as far as /proc agrees."""
         where = self._folder / launch_id
         if self._revoke(where):
-            return ServerSeen(launch_id, alive=False, error="it was never started")
+            return _never_started(launch_id)
         identity, ended = _read(where / "identity.json"), _read(where / "exit.json")
         rung = _rung_of(where)
         if ended is not None:
@@ -63,7 +63,7 @@ class LocalHost:
         """Ask the shim, which stops and clears the whole tree; then clear its place, and what slipped away from both."""
         where = self._folder / launch_id
         if self._revoke(where):
-            return ServerSeen(launch_id, alive=False, error="it was never started")
+            return _never_started(launch_id)
         identity = _read(where / "identity.json")
         if identity is not None and identity["boot_id"] == clock.boot_id():
             shim = _process(identity["shim"])
@@ -209,6 +209,10 @@ def _process(identity: dict[str, Any]) -> dict[str, int]:
 def _rung_of(where: Path) -> Rung:
     """The rung that a launch lives on, as its shim was told, whatever would be chosen today."""
     return rung_of(_read(where / "claimed.json"))
+
+
+def _never_started(launch_id: str) -> ServerSeen:
+    return ServerSeen(launch_id, alive=False, error="it was never started", started=False)
 
 
 def _ended(launch_id: str, ended: dict[str, Any], identity: dict[str, Any] | None, rung: Rung) -> ServerSeen:

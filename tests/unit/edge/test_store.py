@@ -697,3 +697,49 @@ def test_every_commit_is_synced(tmp_path: Path) -> None:
     assert database.one("PRAGMA journal_mode")[0] == "wal"  # type: ignore[index]
     assert database.one("PRAGMA synchronous")[0] == 2  # type: ignore[index]
     database.close()
+
+
+def test_what_an_earlier_process_left_in_the_log_is_durable_before_anything_is_built_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failed sync the frames are read back and are not on the disk: they must be written again, then synced."""
+    path = tmp_path / "state.db"
+    earlier = Store(path)
+    earlier.put_candidate(candidate(), "", "a.toml")
+    log = Path(f"{path}-wal")
+    frames = log.read_bytes()
+    done: list[str] = []
+    write, sync = os.write, os.fsync
+    monkeypatch.setattr(os, "write", lambda fd, data: done.append(f"wrote {len(data)}") or write(fd, data))
+    monkeypatch.setattr(os, "fsync", lambda fd: done.append(f"synced {os.readlink(f'/proc/self/fd/{fd}')}") or sync(fd))
+    later = Store(path)
+    assert done == [], "who only reads writes nothing"
+    with later.transaction():
+        assert done == [f"wrote {len(frames)}", f"synced {log}"]
+        assert log.read_bytes() == frames
+    with later.transaction():
+        later.update_slot("kimi", paused="x")
+    assert len(done) == 2, "once a process"
+    later.close()
+    earlier.close()
+
+
+def test_a_log_that_cannot_be_made_durable_acknowledges_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = Store(tmp_path / "state.db")
+    earlier.put_candidate(candidate(), "", "a.toml")
+
+    def refuse(fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    later = Store(tmp_path / "state.db")
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", refuse)
+        with pytest.raises(StoreError, match="Input/output error"):
+            later.update_slot("kimi", paused="x")
+    assert later.slot("kimi").paused == ""
+    later.update_slot("kimi", paused="x")
+    assert earlier.slot("kimi").paused == "x"
+    later.close()
+    earlier.close()
