@@ -5,7 +5,6 @@ The level ends by its own time, by a rule, or because the server died; what was 
 
 import dataclasses
 import json
-from itertools import takewhile
 from typing import Any
 
 from autotuner import log, outcome
@@ -205,9 +204,7 @@ class _Level:
 
     def _launches_before(self) -> int:
         """How many launches of the candidate were for trials before this one: the n-th of each is sent the same prompts."""
-        launches = self.ctx.store.launches(self.ctx.name)
-        earlier = takewhile(lambda launch: launch.id != self.action.launch_id, launches)
-        return sum(launch.candidate_id == self.candidate.id and launch.trial_id is not None for launch in earlier)
+        return self.ctx.store.launches_before(self.ctx.store.launch(self.action.launch_id))
 
     async def death(self) -> tuple[Diagnosis, Fired] | None:
         """If the server has died, return why and the rule that names it."""

@@ -26,7 +26,7 @@ from autotuner.core.statistics import Interval, budget_share, relative_half_widt
 from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, agreed, judge
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
-from autotuner.edge.rows import LaunchRow, Trial, basis_json, judgement_columns
+from autotuner.edge.rows import LaunchRow, Trial, basis_json, judgement_columns, read_benchmark
 from autotuner.engines.base import Diagnosis, Effective
 
 _DIAGNOSIS = TypeAdapter(Diagnosis)
@@ -252,7 +252,7 @@ def trial_so_far(ctx: SlotContext, trial: Trial) -> TrialSoFar:
 
 def benchmark_of(trial: Trial) -> Benchmark:
     """Given a trial, return the benchmark it was enqueued under, whatever the settings have become since."""
-    return Benchmark.model_validate_json(trial.benchmark_body)
+    return read_benchmark(trial.benchmark_body)
 
 
 def baseline_of(ctx: SlotContext, trial: Trial) -> dict[Level, LevelResult]:
@@ -271,8 +271,7 @@ def best_answers_of(ctx: SlotContext, trial: Trial) -> tuple[str, ...]:
     models = {ctx.store.candidate(candidate).launch.model for candidate in (ladder[0][0], trial.candidate_id)} - {None}
     if len(models) > 1:
         return ()
-    asked = (t.answers for t in reversed(ctx.store.trials(ctx.name)) if t.candidate_id == ladder[0][0])
-    return next((answers for answers in asked if answers), ())
+    return ctx.store.last_answers(ctx.name, ladder[0][0])
 
 
 def deciding_of(ctx: SlotContext, trial: Trial) -> tuple[Level, ...]:

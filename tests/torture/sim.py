@@ -1,0 +1,40 @@
+"""The simulated part: campaigns of the real daemon in virtual time, as many as fit, each of its own seed."""
+
+import gc
+import time
+
+from torture import simedge
+from torture.simcampaign import Campaign
+from torture.tally import Tally
+
+REPLAY_EVERY = 10  # campaigns of which every verdict is computed again
+JUMPS_EVERY = 10  # and those that are run once more without steps of the wall clock
+GC_EVERY = 50
+
+
+def run(seed: int, seconds: float) -> Tally:
+    """Work campaigns from this seed on until the time is over."""
+    simedge.install()
+    found = Tally()
+    until = time.monotonic() + seconds
+    gc.disable()
+    number = seed
+    while time.monotonic() < until or number == seed:
+        campaign(number, found)
+        number += 1
+        if number % GC_EVERY == 0:
+            gc.collect()
+    return found
+
+
+def campaign(seed: int, found: Tally) -> str:
+    """Work the campaign of a seed; return the hash of its decisions."""
+    first = Campaign(seed, found)
+    first.run(replayed=seed % REPLAY_EVERY == 0)
+    trace = first.checker.trace.hexdigest()
+    if seed % JUMPS_EVERY == 1:
+        again = Campaign(seed, Tally(), jumps=False)
+        again.run()
+        same = again.checker.trace.hexdigest() == trace
+        first.checker.check("P19", "without steps of the wall clock it decides otherwise", kept=same)
+    return trace
