@@ -3,7 +3,6 @@
 The level ends by its own time, by a rule, or because the server died; what was measured until then stays valid.
 """
 
-import dataclasses
 import json
 from typing import Any
 
@@ -262,7 +261,7 @@ class _Level:
             "samples": samples.model_dump(mode="json") if samples else None,
             "machine": [sample.model_dump(mode="json") for sample in self._machine],
             "windows": [w._asdict() for w in self.gather.windows],
-            "looks": [dataclasses.asdict(look) for look in self.rules.looks],
+            "looks": [vars(look) for look in self.rules.looks],
             "policies": {policy.file: policy.sha256 for policy in self.ctx.policies},
         }
 

@@ -17,7 +17,7 @@ from autotuner.core.candidate import to_toml
 from autotuner.core.confirm import Owed, noise_between, owed_again
 from autotuner.core.entry import Draft
 from autotuner.core.followups import PURPOSE
-from autotuner.core.front import described, front_of
+from autotuner.core.front import OnFront, described, front, rates_of
 from autotuner.core.objective import deciding_levels
 from autotuner.core.policy import Fired
 from autotuner.core.speculation import USUAL_DOUBT, Doubt
@@ -90,6 +90,7 @@ def conclude(ctx: SlotContext, trial_id: int) -> Judgement:
             basis=basis_json(so_far),
             **judgement_columns(judgement),
         )
+        ctx.settled.discard(trial.id)
         if judgement.promote:
             ctx.store.promote(ctx.name, trial.candidate_id, trial.name, trial.id, clock.utc_label())
             ctx.store.update_slot(ctx.name, degraded="")
@@ -337,8 +338,7 @@ def _trial_draft(
     launches = ctx.store.launches(ctx.name, trial.id)
     last = launches[-1] if launches else None
     ladder = ctx.store.ladder(ctx.name)
-    measured = ctx.store.bases(ctx.name, trial.benchmark_hash)
-    found = front_of((*measured, (trial.candidate_id, trial.name, so_far)))
+    found = _front_with(ctx, trial, so_far)
     natural = last is not None and last.diagnosis is not None and last.diagnosis.cause != "own-stop"
     return report.trial_entry(
         report.TrialReport(
@@ -367,6 +367,14 @@ def _trial_draft(
             front=tuple(described(found)) if len(found) > 1 else (),
         )
     )
+
+
+def _front_with(ctx: SlotContext, trial: Trial, so_far: TrialSoFar) -> tuple[OnFront, ...]:
+    """The front of a trial's benchmark with the trial; what the others came to is read once and then remembered."""
+    seen, rates = ctx.measured.get(trial.benchmark_hash, (0, {}))
+    rates = rates | rates_of(ctx.store.bases(ctx.name, trial.benchmark_hash, seen))
+    ctx.measured[trial.benchmark_hash] = (ctx.store.last_entry(), rates)
+    return front(dict((rates | rates_of([(trial.candidate_id, trial.name, so_far)])).values()))
 
 
 def _next_step(

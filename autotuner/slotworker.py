@@ -117,7 +117,7 @@ class SlotWorker:
         if self._doing is not None:  # all that matters is whether it must yield: the rest is looked at once it has ended
             yields = self._interrupt(slot) if self._doing.trial_id is not None else ""
             return Recorded(name, launches, restore_wanted=slot.restore_wanted, interrupt_trial=yields)
-        trial, queued = store.trial_in_hand(name), store.queue(name)
+        trial, queued = store.trial_in_hand(name), store.next_queued(name)
         # Starts that take long to fail must fit into the window three times, or the budget would never be spent.
         window_s = max(decide.RESTORE_WINDOW_S, 4 * self.ctx.slot.start_timeout_s)
         since = clock.monotonic_s() - window_s
@@ -130,17 +130,18 @@ class SlotWorker:
             slot=name,
             launches=launches,
             trial=self._trial_record(trial) if trial else None,
-            queued=TrialRecord(queued[0].id, queued[0].candidate_id, queued[0].name) if queued else None,
+            queued=TrialRecord(queued.id, queued.candidate_id, queued.name) if queued else None,
             ladder=ladder,
             paused=slot.paused,
             hands_off=slot.hands_off,
             restore_wanted=slot.restore_wanted,
             degraded=slot.degraded,
-            no_new_trials=self._no_new_trials(slot, bool(queued)),
+            no_new_trials=self._no_new_trials(slot) if queued else "",
             interrupt_trial=self._interrupt(slot) if trial else "",
             restore_always=self.ctx.settings.restore == "always",
-            baseline_missing=bool(queued)
-            and confirming.baseline_missing(self.ctx, queued[0], outcome.deciding_of(self.ctx, queued[0])),
+            baseline_missing=trial is None
+            and queued is not None
+            and confirming.baseline_missing(self.ctx, queued, outcome.deciding_of(self.ctx, queued)),
         )
 
     def _trial_record(self, trial: Trial) -> TrialRecord:
@@ -153,9 +154,7 @@ class SlotWorker:
             trial.id, trial.candidate_id, trial.name, trial.interruptions, coming, concluded, so_far.load
         )
 
-    def _no_new_trials(self, slot: SlotRow, anything_queued: bool) -> str:
-        if not anything_queued:
-            return ""
+    def _no_new_trials(self, slot: SlotRow) -> str:
         closed = self.ctx.settings.window_closed(clock.local_now())
         if closed:
             return closed

@@ -36,6 +36,7 @@ from autotuner.errors import NotFound, StoreError
 
 
 MEASURED_MAX = 50  # launches of a best-known that are looked at; one that serves for years has thousands
+_WAITING = "slot = ? AND state = 'queued'"
 RECENT_LAUNCHES = 5000  # more than can fail within the window of the restart budget
 
 
@@ -135,7 +136,12 @@ class Store:
 
     def queue(self, slot: str) -> list[Trial]:
         """Return the trials that wait, next first."""
-        return self._trials("slot = ? AND state = 'queued' ORDER BY priority DESC, position, id", slot)
+        return self._trials(f"{_WAITING} ORDER BY priority DESC, position, id", slot)
+
+    def next_queued(self, slot: str) -> Trial | None:
+        """Return the trial that is next, if any waits."""
+        found = self._trials(f"{_WAITING} ORDER BY priority DESC, position, id LIMIT 1", slot)
+        return found[0] if found else None
 
     def trial_in_hand(self, slot: str) -> Trial | None:
         """Return the trial that is being worked, if any."""
@@ -234,7 +240,7 @@ class Store:
         """
         rows = self.db.all(
             "SELECT candidate_id, name, basis FROM trials WHERE slot = ? AND benchmark_hash = ? AND state = 'done'"
-            " AND basis IS NOT NULL AND entry > ? ORDER BY entry",
+            " AND basis IS NOT NULL AND COALESCE(entry, 1) > ? ORDER BY entry, id",
             *(slot, benchmark_hash, after),
         )
         return [(row["candidate_id"], row["name"], read_basis(row["basis"])) for row in rows]
@@ -426,6 +432,11 @@ class Store:
                 *(entry.number, entry.slot, entry.title, entry.at, entry.prev, entry.sha256, entry.text, trial_id),
             )
         return entry
+
+    def last_entry(self) -> int:
+        """Return the number of the last entry, published or not; 0 if there is none."""
+        row = self.db.one("SELECT MAX(number) FROM entries")
+        return int(row[0] or 0) if row else 0
 
     def entries_after(self, number: int) -> list[Entry]:
         """Return the entries after a number, in order."""

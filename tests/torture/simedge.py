@@ -24,7 +24,7 @@ from torture.simfront import NoMachine, SimLoad, SimProbe
 from torture.simhost import SimHost
 from torture.simworld import World
 
-START_POLL_S = 1.0
+START_POLL_S = 2.0
 
 
 class Scene:

@@ -170,7 +170,7 @@ class SimHost:
             start_s *= rng.uniform(2, 6)
         self._talk(server, start_s)
         server.stop_s = rng.uniform(1.0, 4.0) if strike("stop takes long") else 0.2
-        server.gpu_late_s = rng.choice((3.0, 15.0, 40.0, 90.0)) if strike("GPU memory comes back late") else 0.0
+        server.gpu_late_s = rng.choice((3.0, 15.0, 40.0)) if strike("GPU memory comes back late") else 0.0
         server.gpu_listed = rng.random() < 0.3
         server.workers_have_port = strike("workers hold the port")
         server.mute = strike("server generates nothing")

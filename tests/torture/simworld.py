@@ -12,18 +12,18 @@ HOUR_S, DAY_S, YEAR_S = 3600.0, 86_400.0, 365.25 * 86_400.0
 
 # What can go wrong, and how often at most: by step of the daemon's loop, by call, or by launch. A campaign has some of them on.
 RATES = {
-    "daemon killed between two steps": 0.004,
-    "daemon killed inside a call": 0.003,
-    "daemon stalls": 0.003,
-    "host error": 0.04,
-    "host error after the deed": 0.03,
+    "daemon killed between two steps": 0.006,
+    "daemon killed inside a call": 0.004,
+    "daemon stalls": 0.006,
+    "host error": 0.08,
+    "host error after the deed": 0.12,
     "host disk full": 0.1,
     "host disk low": 0.2,
-    "database error": 0.004,
-    "database full": 0.004,
-    "journal write fails": 0.06,
-    "journal write is cut": 0.06,
-    "journal fsync fails": 0.05,
+    "database error": 0.01,
+    "database full": 0.01,
+    "journal write fails": 0.15,
+    "journal write is cut": 0.1,
+    "journal fsync fails": 0.15,
     "server exits early": 0.25,
     "server crashes in its start": 0.2,
     "server hangs in its start": 0.12,
@@ -39,14 +39,14 @@ RATES = {
     "stop takes long": 0.3,
     "stop fails": 0.25,
     "shim is killed": 0.15,
-    "probe finds nobody": 0.05,
-    "probe hangs": 0.03,
-    "others use the server": 0.2,
-    "client is missing": 0.06,
-    "client dies": 0.12,
-    "client ends without samples": 0.06,
-    "client is too slow": 0.08,
-    "requests fail": 0.1,
+    "probe finds nobody": 0.2,
+    "probe hangs": 0.08,
+    "others use the server": 0.3,
+    "client is missing": 0.12,
+    "client dies": 0.2,
+    "client ends without samples": 0.12,
+    "client is too slow": 0.15,
+    "requests fail": 0.2,
     "stranger on the port": 0.0,  # these come by the clock, see Campaign
     "stranger on the GPU": 0.0,
     "host reboots": 0.0,
@@ -72,7 +72,7 @@ class Faults:
     @classmethod
     def drawn(cls, rng: random.Random) -> "Faults":
         """Some kinds on, others off: all at once would hide what only a few can bring about."""
-        share = rng.choice((0.25, 0.5, 0.8))
+        share = rng.choice((0.3, 0.6, 0.9))
         rates = {kind: rate * rng.uniform(0.3, 1.0) for kind, rate in RATES.items() if rng.random() < share}
         return cls(rng, rates)
 
