@@ -4,6 +4,7 @@ A planted bug is a patch of the running code, never a switch in the product. `pl
 a part that starts real daemons passes the bug's name on to `torture.daemon`, which plants it in them.
 """
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,4 +20,17 @@ class Bug:
     seconds: float = 20.0
 
 
-BUGS: tuple[Bug, ...] = ()
+def _in_simulation(name: str) -> Callable[[], None]:
+    """A bug of the simulated daemon; it is imported where it is planted, since the product is imported with it."""
+
+    def plant() -> None:
+        getattr(importlib.import_module("torture.simbugs"), name)()
+
+    return plant
+
+
+BUGS: tuple[Bug, ...] = (
+    Bug("port-only stop check", _in_simulation("port_only_stop_check"), "P1", "sim"),
+    Bug("wall-clock budget", _in_simulation("wall_clock_budget"), "P14", "sim", 40.0),
+    Bug("promote on inconclusive", _in_simulation("promote_on_inconclusive"), "P13", "sim"),
+)

@@ -8,6 +8,7 @@ fsync is left out for speed: what a power loss leaves of a file is the matter of
 import errno
 import os
 import sqlite3
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def enter(scene: Scene) -> None:
 
 def install() -> None:
     """Replace the edges, once a process."""
+    warnings.filterwarnings("ignore", message="coroutine .* was never awaited")  # of a daemon killed before its first step
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     _clock()
     _edges()

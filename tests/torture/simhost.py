@@ -118,6 +118,7 @@ class SimHost:
         self.port_seen: dict[int, PortHolder | None] = {}
         self.gpu_seen: dict[int, GpuUse] = {}
         self.disk_full = False
+        self.on_death: Callable[[], None] = lambda: None
         self._rng = world.rng("host")
 
     # --- what is really there
@@ -206,6 +207,7 @@ class SimHost:
             return
         server.main = False
         server.exit_code = code
+        self.on_death()
         if server.nature.real_lines:
             server.said.append((self.world.now, self._rng.choice(DEATHS).encode()))
         if self.world.faults.strike("workers outlive their server"):
@@ -362,5 +364,3 @@ class SimHost:
         await self._call("run")
         return Ran(0, f"{VERSION}\n") if argv else Ran(1, "")
 
-
-Event = Callable[[], None]

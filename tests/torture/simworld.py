@@ -53,7 +53,7 @@ RATES = {
     "clock steps": 0.0,
     "everything of a launch is killed": 0.0,
 }
-BY_CLOCK = frozenset(kind for kind, rate in RATES.items() if rate == 0.0)
+OF_JOURNAL_FILES = ("journal write fails", "journal write is cut", "journal fsync fails")
 
 
 class Killed(BaseException):
@@ -64,21 +64,22 @@ class Killed(BaseException):
 class Faults:
     """The faults of one campaign: which are on and how likely each is, and how many struck."""
 
-    rng: random.Random
+    dice: Callable[[str], random.Random]
     rates: dict[str, float]
     on: bool = True
     struck: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def drawn(cls, rng: random.Random) -> "Faults":
+    def drawn(cls, dice: Callable[[str], random.Random]) -> "Faults":
         """Some kinds on, others off: all at once would hide what only a few can bring about."""
+        rng = dice("faults")
         share = rng.choice((0.3, 0.6, 0.9))
         rates = {kind: rate * rng.uniform(0.3, 1.0) for kind, rate in RATES.items() if rng.random() < share}
-        return cls(rng, rates)
+        return cls(dice, rates)
 
     def strike(self, kind: str) -> bool:
         """Whether this fault happens here and now."""
-        if not self.on or kind not in self.rates or self.rng.random() >= self.rates[kind]:
+        if not self.on or kind not in self.rates or self.dice(kind).random() >= self.rates[kind]:
             return False
         self.struck[kind] += 1
         return True
@@ -98,7 +99,7 @@ class World:
         self.steps = 0
         self.stalled_s = 0.0
         self._rngs: dict[str, random.Random] = {}
-        self.faults = faults or Faults.drawn(self.rng("faults"))
+        self.faults = faults or Faults.drawn(self.rng)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
 
