@@ -99,8 +99,8 @@ class LogReader:
 class SlotContext:
     """One slot's world. `living` holds the launches seen alive last, `verified` those that generated tokens for this daemon.
 
-    `settled` are the trials whose proposals it has tried to work out; `measured` has, by benchmark, the last entry that was looked
-    at and what each candidate's newest trial came to by then.
+    `settled` are the trials whose proposals it has tried to work out; `measured` has, by benchmark, the last entry that was
+    looked at and what each candidate's newest trial came to by then.
     """
 
     name: str

@@ -167,7 +167,7 @@ class Daemon:
 
     def _check_known(self, found: Recovered) -> None:
         """A journal whose end the record does not know was rewritten as a whole, or its database was lost."""
-        if found.number and dict(self._store.committed()).get(found.number) != found.sha256:
+        if found.number and self._store.entry_hash(found.number) != found.sha256:
             raise JournalBroken(f"entry {found.number} is not the one in the state database")
 
     def _note(self, slot: str, title: str, sentence: str, kept: list[Path]) -> None:

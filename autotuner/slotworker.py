@@ -114,7 +114,9 @@ class SlotWorker:
             LaunchRecord(row.id, row.candidate_id, row.name, row.purpose, row.state, row.trial_id)
             for row in store.open_launches(name)
         )
-        if self._doing is not None:  # all that matters is whether it must yield: the rest is looked at once it has ended
+        if (
+            self._doing is not None
+        ):  # all that matters is whether it must yield: the rest is looked at once it has ended
             yields = self._interrupt(slot) if self._doing.trial_id is not None else ""
             return Recorded(name, launches, restore_wanted=slot.restore_wanted, interrupt_trial=yields)
         trial, queued = store.trial_in_hand(name), store.next_queued(name)

@@ -182,13 +182,12 @@ def read_result(body: str) -> LevelResult:
 def read_row(kind: type[Any], row: sqlite3.Row) -> Any:
     """Given a row class and a row of its table, return the object; columns that hold JSON are parsed."""
     values = {name: row[name] for name in kind.__annotations__}
-    for name, read in _reads(kind):
+    for name, read in _READS[kind]:
         if values[name] is not None:
             values[name] = read(values[name])
     return kind(**values)
 
 
-@lru_cache(maxsize=8)
 def _reads(kind: type[Any]) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
     """The columns of a row class that are not what SQLite returns, and how each is read."""
     found: dict[str, Callable[[Any], Any]] = {}
@@ -200,3 +199,6 @@ def _reads(kind: type[Any]) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
         elif name in _FROM_JSON:
             found[name] = _FROM_JSON[name]
     return tuple(found.items())
+
+
+_READS = {kind: _reads(kind) for kind in (Trial, LaunchRow)}

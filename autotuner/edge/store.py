@@ -14,12 +14,12 @@ from typing import Any
 from autotuner.bench.benchmark import Benchmark, Level, level_name
 from autotuner.core.candidate import Candidate
 from autotuner.core.effective import Configuration
-from autotuner.core.entry import GENESIS, Draft, Entry, render
 from autotuner.core.policy import Policy, load_policy
 from autotuner.core.source import Source
 from autotuner.core.state import LaunchState, TrialState, launch_may, trial_may
 from autotuner.core.verdict import LevelResult, TrialSoFar
 from autotuner.edge.database import Database
+from autotuner.edge.outbox import Outbox
 from autotuner.edge.proposals import Proposals
 from autotuner.edge.rows import (
     LaunchRow,
@@ -34,19 +34,17 @@ from autotuner.edge.rows import (
 )
 from autotuner.errors import NotFound, StoreError
 
-
 MEASURED_MAX = 50  # launches of a best-known that are looked at; one that serves for years has thousands
 _WAITING = "slot = ? AND state = 'queued'"
 RECENT_LAUNCHES = 5000  # more than can fail within the window of the restart budget
 
 
-class Store:
-    """Reads and writes the state. `secrets` are the values that must never get into an entry."""
+class Store(Outbox):
+    """Reads and writes the state."""
 
     def __init__(self, path: Path) -> None:
-        self.db = Database(path)
+        super().__init__(Database(path))
         self.proposals = Proposals(self.db)
-        self.secrets: frozenset[str] = frozenset()
 
     def close(self) -> None:
         """Close the database."""
@@ -417,51 +415,6 @@ class Store:
         with self.transaction():
             self.db.run("INSERT OR IGNORE INTO slots (name) VALUES (?)", name)
             self._update("slots", "name", name, columns)
-
-    # --- the outbox of the journal
-
-    def add_entry(self, draft: Draft, at: str, trial_id: int | None = None) -> Entry:
-        """Number, link and commit an entry; it is published to the journal later, however often that takes."""
-        with self.transaction():  # no other process may take the same number
-            last = self.db.one("SELECT number, sha256 FROM entries ORDER BY number DESC LIMIT 1")
-            number, prev = (last["number"] + 1, last["sha256"]) if last else (1, GENESIS)
-            entry = render(draft, number, at, prev, self.secrets)
-            self.db.run(
-                "INSERT INTO entries (number, slot, title, at, prev, sha256, text, trial_id)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                *(entry.number, entry.slot, entry.title, entry.at, entry.prev, entry.sha256, entry.text, trial_id),
-            )
-        return entry
-
-    def last_entry(self) -> int:
-        """Return the number of the last entry, published or not; 0 if there is none."""
-        row = self.db.one("SELECT MAX(number) FROM entries")
-        return int(row[0] or 0) if row else 0
-
-    def entries_after(self, number: int) -> list[Entry]:
-        """Return the entries after a number, in order."""
-        rows = self.db.all("SELECT * FROM entries WHERE number > ? ORDER BY number", number)
-        return [Entry(r["number"], r["at"], r["slot"], r["title"], r["prev"], r["sha256"], r["text"]) for r in rows]
-
-    def last_published(self) -> int:
-        """Return the number of the last entry known to be in the journal; 0 if none is."""
-        row = self.db.one("SELECT number FROM entries WHERE published = 1 ORDER BY number DESC LIMIT 1")
-        return int(row[0]) if row else 0
-
-    def mark_published(self, number: int) -> None:
-        """Record that every entry up to this number is in the journal, durably."""
-        last = self.last_published()
-        self.db.run("UPDATE entries SET published = 1 WHERE number > ? AND number <= ?", last, number)
-
-    def published(self) -> list[tuple[int, str]]:
-        """Return (number, hash) of the published entries."""
-        return [
-            (r["number"], r["sha256"]) for r in self.db.all("SELECT number, sha256 FROM entries WHERE published = 1")
-        ]
-
-    def committed(self) -> list[tuple[int, str]]:
-        """Return (number, hash) of every entry, published or not yet."""
-        return [(r["number"], r["sha256"]) for r in self.db.all("SELECT number, sha256 FROM entries")]
 
     # --- rows
 

@@ -27,8 +27,8 @@ def port_only_stop_check() -> None:
         holder = await _worker.ctx.host.port_holder(_worker.ctx.slot.port)
         return ("the port is held" if holder is not None else ""), ""
 
-    SimHost.inspect = inspect  # type: ignore[method-assign]
-    slotworker.SlotWorker._others = strangers  # type: ignore[method-assign]
+    SimHost.inspect = inspect
+    slotworker.SlotWorker._others = strangers
 
 
 def wall_clock_budget() -> None:
@@ -44,7 +44,7 @@ def wall_clock_budget() -> None:
         )
         return int(row[0]) if row else 0
 
-    Store.restore_failures = failures  # type: ignore[method-assign]
+    Store.restore_failures = failures
 
 
 def promote_on_inconclusive() -> None:

@@ -6,34 +6,36 @@ slot, the best-known that can serve, generating tokens; the queue worked off; ev
 
 import contextlib
 import os
-import random
 import shutil
 import tempfile
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
 from autotuner.core.candidate import Candidate, Launch, to_toml
 from autotuner.core.policy import Policy
 from autotuner.core.replay import replay
-from autotuner.core.source import Source
 from autotuner.core.state import LaunchState, TrialState, Verdict
 from autotuner.core.verdict import Judgement
 from autotuner.daemon import Daemon
 from autotuner.edge.journal import compare_with_store, read_entries
 from autotuner.edge.rows import Trial
 from autotuner.edge.store import Store
+from autotuner.engines import engine_for
 from autotuner.errors import AutotunerError
 from autotuner.settings import Settings, load_settings, policies_in
 from autotuner.shipped import folder as shipped
 from torture import simedge
 from torture.simcheck import Checker
 from torture.simedge import Scene
-from torture.simhost import Nature, SimHost, Stranger
+from torture.simhost import Nature, Server, SimHost, Stranger
 from torture.simloop import VirtualLoop, drop
 from torture.simworld import DAY_S, HOUR_S, OF_JOURNAL_FILES, YEAR_S, Faults, Killed, World
 from torture.tally import Tally
 
-PEACE_S = 2 * HOUR_S  # after the last fault all must be well within this: three failed starts, a window of budget, the queue
+PEACE_S = (
+    2 * HOUR_S
+)  # after the last fault all must be well within this: three failed starts, a window of budget, the queue
 LOOK_EVERY_S = 10.0
 JUMPS_EVERY = 5  # of so many campaigns one is run once more without steps of the wall clock
 RESTART_S = (0.1, 5.0, 30.0)
@@ -43,7 +45,9 @@ MEMORY = Path("/dev/shm")
 
 
 @lru_cache(maxsize=64)
-def settings_of(slots: int, gpus: bool, confirm: int, baselines: int, restore: str, levels: str, agree: float) -> Settings:
+def settings_of(
+    slots: int, gpus: bool, confirm: int, baselines: int, restore: str, levels: str, agree: float
+) -> Settings:
     """Given what varies between campaigns, return the settings as the product reads them from a file."""
     lines = [
         'state_dir = "state"',
@@ -54,7 +58,13 @@ def settings_of(slots: int, gpus: bool, confirm: int, baselines: int, restore: s
         "disk_free_min_mib = 64",
     ]
     for number in range(slots):
-        lines += [f"[slots.s{number}]", f"port = {8000 + number}", "start_timeout_s = 40", "stop_grace_s = 3", "drain_s = 4"]
+        lines += [
+            f"[slots.s{number}]",
+            f"port = {8000 + number}",
+            "start_timeout_s = 40",
+            "stop_grace_s = 3",
+            "drain_s = 4",
+        ]
         lines += [f"gpus = [{number}]"] if gpus else []
     lines += ["[benchmarks.quick]", f"levels = {levels}", "seconds = 2.0", "window_s = 1.0", "output_tokens = 32"]
     lines += ["[benchmarks.other]", f"levels = {levels}", "seconds = 1.5", "window_s = 1.0", "output_tokens = 32"]
@@ -99,7 +109,9 @@ class Campaign:
         self.found = found
         self.world = World(str(seed), faults)
         self.jumps = jumps
-        if seed % JUMPS_EVERY == 0:  # the journal has a file a month: with another month there are other writes that may fail
+        if (
+            seed % JUMPS_EVERY == 0
+        ):  # the journal has a file a month: with another month there are other writes that may fail
             for kind in OF_JOURNAL_FILES:
                 self.world.faults.rates.pop(kind, None)
         rng = self.rng = self.world.rng("campaign")
@@ -183,7 +195,7 @@ class Campaign:
             ("everything of a launch is killed", 5, self._massacre),
         ):
             for _ in range(rng.randint(0, most) if kind in world.faults.rates and world.faults.on else 0):
-                world.at(rng.uniform(0, end_s), lambda kind=kind, happens=happens: self._strike(kind, happens))  # type: ignore[misc]
+                world.at(rng.uniform(0, end_s), lambda kind=kind, happens=happens: self._strike(kind, happens))
         clock = world.rng("clock")
         if self.jumps:
             self.host.on_death = self._step_at_death
@@ -191,14 +203,14 @@ class Campaign:
                 world.at(clock.uniform(0, 1.5 * end_s), lambda: self._strike("clock steps", self._step_clock))
         for nature in list(self.natures.values()):
             if nature.broken:
-                world.at(rng.uniform(0, end_s), lambda nature=nature: self._break(nature))  # type: ignore[misc]
+                world.at(rng.uniform(0, end_s), lambda nature=nature: self._break(nature))
         world.at(end_s, self._peace)
 
     # --- what comes from outside
 
     def _strike(self, kind: str, happens: object) -> None:
         self.world.faults.struck[kind] += 1
-        happens()  # type: ignore[operator]
+        happens()
 
     def _stranger_on_port(self) -> None:
         self._stranger(Stranger(port=True, gpu=False, since=self.world.now))
@@ -260,7 +272,7 @@ class Campaign:
     # --- the operator
 
     @contextlib.contextmanager
-    def _as_operator(self):  # type: ignore[no-untyped-def]
+    def _as_operator(self) -> Iterator[None]:
         """Commands use the database as the daemon does, but no fault strikes them."""
         before, self.scene.faulty = self.scene.faulty, False
         try:
@@ -273,8 +285,6 @@ class Campaign:
         engine = "vllm" if rng.random() < 0.3 else "command"
         candidate = candidate_of(f"c{number}", engine)
         place = self.settings.slots[slot].place
-        from autotuner.engines import engine_for
-
         argv = engine_for(engine).argv(candidate, place)
         broken = rng.choice(("", "", "", "exits", "hangs", "crashes"))
         nature = Nature(candidate.name, argv, engine == "vllm", 100 * rng.uniform(0.7, 1.4), rng.uniform(2, 6), broken)
@@ -283,7 +293,9 @@ class Campaign:
         with self._as_operator(), self.store.transaction():
             self.store.put_candidate(candidate, to_toml(candidate), f"{candidate.name}.toml")
             benchmark = (name, self.settings.benchmarks[name])
-            trial = self.store.add_trial(slot, candidate, benchmark, "2026-03-01 12:00:00Z", priority=rng.choice((0, 0, 1)))
+            trial = self.store.add_trial(
+                slot, candidate, benchmark, "2026-03-01 12:00:00Z", priority=rng.choice((0, 0, 1))
+            )
         self.acknowledged[trial] = slot
 
     def _operate(self) -> None:
@@ -303,11 +315,15 @@ class Campaign:
                 if store.ladder(slot):
                     with store.transaction():
                         store.forgive_failures(slot)
-                        store.update_slot(slot, restore_wanted="restore-best", restore_hold=1, degraded="", hands_off="")
+                        store.update_slot(
+                            slot, restore_wanted="restore-best", restore_hold=1, degraded="", hands_off=""
+                        )
             elif said == "resume":
                 self._resume(slot)
             else:
-                columns = {"hands_off": "by hand"} if said == "hands off" else {"paused": f"{said[6:]}: by hand".lstrip(": ")}
+                columns = (
+                    {"hands_off": "by hand"} if said == "hands off" else {"paused": f"{said[6:]}: by hand".lstrip(": ")}
+                )
                 store.update_slot(slot, **columns)
                 self.world.after(rng.uniform(5, 60), lambda: self._resume(slot))
 
@@ -320,35 +336,34 @@ class Campaign:
 
     def wrong(self, slot: str) -> str:
         """What is not yet as it must be in a slot; empty if nothing."""
-        store, host = self.store, self.host
-        row = store.slot(slot)
+        store, row = self.store, self.store.slot(slot)
         ladder = [rung for rung, _, _ in store.ladder(slot)]
         if ladder and row.degraded and not any(self.natures[rung].mended for rung in ladder):
             return ""  # a person is needed, and was asked
         if store.queue(slot) or store.trial_in_hand(slot) is not None:
             return "the queue is not worked off"
-        alive = host.alive_in(slot)
         if store.last_published() != store.last_entry():
             return "the journal lacks entries"
         if row.paused:
             return f"it is paused: {row.paused}"
+        alive = self.host.alive_in(slot)
         if not ladder:
             return f"{len(alive)} servers live although there is no best-known" if alive else ""
-        if len(alive) != 1:
-            return f"{len(alive)} servers live"
-        server = alive[0]
-        launch = next((one for one in store.open_launches(slot) if one.id == server.spec.launch_id), None)
+        return self._not_served(slot, alive[0], ladder) if len(alive) == 1 else f"{len(alive)} servers live"
+
+    def _not_served(self, slot: str, server: Server, ladder: list[str]) -> str:
+        """Whether the one server that lives is the best-known that can serve, does, and is known to."""
+        launch = next((one for one in self.store.open_launches(slot) if one.id == server.spec.launch_id), None)
         if launch is None or launch.state is not LaunchState.SERVING:
             return "what lives is not recorded as serving"
         above = ladder[: ladder.index(launch.candidate_id)] if launch.candidate_id in ladder else ladder
-        if any(self.natures[rung].mended for rung in above) or launch.candidate_id not in ladder:
+        if launch.candidate_id not in ladder or any(self.natures[rung].mended for rung in above):
             return f"{launch.name} serves instead of the best-known"
         if not server.main or self.world.now >= server.hangs_at or server.mute:
             return "what is called serving does not serve"
         worker = next(w for w in self.daemon._workers if w.ctx.name == slot) if self.daemon else None
-        if worker is None or launch.id not in worker.ctx.verified or row.restore_wanted:
-            return "it is not verified"
-        return ""
+        verified = worker is not None and launch.id in worker.ctx.verified
+        return "" if verified and not self.store.slot(slot).restore_wanted else "it is not verified"
 
     def _account(self, *, replayed: bool) -> None:
         """At the end: liveness, the journal, the queue, and, for some, every verdict computed again."""
@@ -364,7 +379,11 @@ class Campaign:
         check("P10", f"trials {done} are done, entries are there for {mine}", kept=sorted(mine) == sorted(done))
         read, flaws = read_entries(self.settings.journal)
         flaws = flaws + compare_with_store(read, store.published(), store.committed())
-        check("P9", f"the journal does not verify: {flaws[:1]}", kept=not flaws and (len(read) == len(entries) or not self.well))
+        check(
+            "P9",
+            f"the journal does not verify: {flaws[:1]}",
+            kept=not flaws and (len(read) == len(entries) or not self.well),
+        )
         known = {trial.id: trial.state for trial in trials}
         lost = [trial for trial in self.acknowledged if trial not in known]
         check("P18", f"trials {lost} are lost", kept=not lost)
@@ -406,8 +425,3 @@ class Campaign:
             before = ladder[1] if len(ladder) > 1 else None
             baselines = self.store.measured(slot, before, trial.benchmark_hash) if before and trial else []
         return trial, ladder, baselines
-
-
-def dice(seed: int) -> random.Random:
-    """Dice for what is drawn between campaigns."""
-    return random.Random(f"sim/{seed}")

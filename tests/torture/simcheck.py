@@ -115,8 +115,15 @@ class Checker:
         stranger = host.strangers.get(slot)
         known = isinstance(host.on_port(server.port), Stranger) and seen is not None and seen.launch_id is None
         self.check("P1", f"launch {server.spec.launch_id} starts onto a stranger's port", kept=not known)
-        on_gpu = stranger is not None and stranger.gpu and any(
-            process[0] == 4712 for gpu in server.gpus if gpu in host.gpu_seen for process in host.gpu_seen[gpu].processes
+        on_gpu = (
+            stranger is not None
+            and stranger.gpu
+            and any(
+                process[0] == 4712
+                for gpu in server.gpus
+                if gpu in host.gpu_seen
+                for process in host.gpu_seen[gpu].processes
+            )
         )
         self.check("P1", f"launch {server.spec.launch_id} starts onto a stranger's GPU", kept=not on_gpu)
 
@@ -169,7 +176,9 @@ class Checker:
     def _promoted(self, slot: str, candidate: str, name: str, trial_id: int, _at: str) -> None:
         """P13: the trial passed, and the best-known before it was measured under the same benchmark."""
         trial, ladder, baselines = self._trial_of(slot, trial_id)
-        self.check("P13", f"trial {trial_id} ({name}) is promoted with {trial.verdict}", kept=trial.verdict is Verdict.PASS)
+        self.check(
+            "P13", f"trial {trial_id} ({name}) is promoted with {trial.verdict}", kept=trial.verdict is Verdict.PASS
+        )
         before = [rung for rung in ladder if rung != candidate]
         if before and ladder[0] == candidate and len(ladder) > 1:
             self.check(

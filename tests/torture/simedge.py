@@ -31,7 +31,9 @@ START_POLL_S = 2.0
 class Scene:
     """The world, the host and the checker of the campaign that runs now, and the settings of its daemon."""
 
-    def __init__(self, world: World, host: SimHost, checker: Checker, settings: Settings, rules: tuple[Policy, ...]) -> None:
+    def __init__(
+        self, world: World, host: SimHost, checker: Checker, settings: Settings, rules: tuple[Policy, ...]
+    ) -> None:
         self.world, self.host, self.checker = world, host, checker
         self.settings, self.rules = settings, rules
         self.open: list[database.Database] = []
@@ -56,7 +58,9 @@ def enter(scene: Scene) -> None:
 
 def install() -> None:
     """Replace the edges, once a process."""
-    warnings.filterwarnings("ignore", message="coroutine .* was never awaited")  # of a daemon killed before its first step
+    warnings.filterwarnings(
+        "ignore", message="coroutine .* was never awaited"
+    )  # of a daemon killed before its first step
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     _clock()
     _edges()
@@ -77,12 +81,12 @@ def _edges() -> None:
     """What the daemon is given instead of processes, sockets and threads."""
     act.START_POLL_S = START_POLL_S
     act.uuid.uuid4 = lambda: _Hex(f"{now.world.rng('launches').getrandbits(64):016x}")
-    context.Probe = _probe  # type: ignore[misc, assignment]
+    context.Probe = _probe
     measure.load_for = _load
-    measure.MachineWatch = NoMachine  # type: ignore[misc, assignment]
+    measure.MachineWatch = NoMachine
     daemon.load_settings = lambda _path: now.settings
     daemon.load_policies = lambda _settings: now.rules
-    daemon.FolderLock = _Lock  # type: ignore[misc, assignment]
+    daemon.FolderLock = _Lock
     ballast.BALLAST_BYTES = 4096
     statusfile.write = lambda _folder, _status: None
 
@@ -144,8 +148,8 @@ def _record() -> None:
         if now.faulty:
             world.kill_here()
 
-    database.Database.__init__ = init  # type: ignore[method-assign]
-    database.Database.run = run  # type: ignore[method-assign]
+    database.Database.__init__ = init
+    database.Database.run = run
     files.write_all = write_all
 
 
@@ -182,7 +186,7 @@ def _watch() -> None:
         if columns.get("degraded"):
             _tell("degraded", self, (name,), {})
 
-    store.Store.update_slot = update_slot  # type: ignore[method-assign]
+    store.Store.update_slot = update_slot
 
 
 def _heard(name: str) -> None:
@@ -199,4 +203,3 @@ def _heard(name: str) -> None:
 def _tell(name: str, of: store.Store, args: tuple[Any, ...], keys: dict[str, Any]) -> None:
     """What is committed is heard at once, what is in a transaction once that is committed."""
     now.checker.heard(name, args, keys, at_once=not of.db._connection.in_transaction)
-

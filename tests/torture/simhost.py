@@ -363,4 +363,3 @@ class SimHost:
     async def run(self, argv: tuple[str, ...], timeout_s: float) -> Ran:
         await self._call("run")
         return Ran(0, f"{VERSION}\n") if argv else Ran(1, "")
-

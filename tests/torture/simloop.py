@@ -67,7 +67,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         handle = heapq.heappop(self._scheduled)
         handle._scheduled = False
         if handle._cancelled:
-            self._timer_cancelled_count -= 1  # type: ignore[attr-defined]  # asyncio's own count of them
+            self._timer_cancelled_count -= 1
         return handle
 
 
