@@ -45,6 +45,8 @@ async def launch(ctx: SlotContext, action: decide.Launch) -> None:
     ctx.starting.add(launch_id)
     try:
         gpus = await ctx.host.gpus(ctx.slot.gpus)
+        if any(gpu.processes for gpu in gpus):
+            return  # somebody came since the slot was found free; the next cycle names him, and waits
         row = LaunchRow(
             id=launch_id,
             slot=ctx.name,

@@ -164,6 +164,8 @@ class translated:  # noqa: N801 - it reads as a function where it is used
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None:
+            return
         if isinstance(error, sqlite3.OperationalError | sqlite3.IntegrityError):
             text = str(error)
             if "full" in text or "disk I/O error" in text:

@@ -1,6 +1,6 @@
-"""The outbox of the journal: entries are numbered, linked and committed here with what they explain, and published later.
+"""The outbox of the journal: entries are numbered, linked and committed with what they explain, and published later.
 
-It is a part of the Store, whose transactions it shares. Each question is answered from its index, however many entries there are.
+Stores and outbox are one: it shares the transactions. Each question is answered from an index, however many entries there are.
 """
 
 from autotuner.core.entry import GENESIS, Draft, Entry, render

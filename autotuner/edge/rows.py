@@ -161,7 +161,7 @@ _FROM_JSON: dict[str, Callable[[str], Any]] = {
 
 
 # The daemon reads the same few rows each cycle; what they parse to never changes.
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def read_candidate(body: str) -> Candidate:
     """Given a candidate's column, return it."""
     return Candidate.model_validate_json(body)
@@ -173,7 +173,7 @@ def read_benchmark(body: str) -> Benchmark:
     return Benchmark.model_validate_json(body)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=128)
 def read_result(body: str) -> LevelResult:
     """Given a level's column, return its result."""
     return LevelResult.model_validate_json(body)

@@ -2,6 +2,7 @@
 
 import gc
 import time
+from collections.abc import Iterable
 
 from torture import simedge
 from torture.simcampaign import JUMPS_EVERY, Campaign
@@ -24,6 +25,13 @@ def run(seed: int, seconds: float) -> Tally:
         if number % GC_EVERY == 0:
             gc.collect()
     return found
+
+
+def some(seeds: Iterable[int]) -> tuple[Tally, list[str]]:
+    """Work the campaigns of these seeds; return what was found and the hash of each one's decisions."""
+    simedge.install()
+    found = Tally()
+    return found, [campaign(seed, found) for seed in seeds]
 
 
 def campaign(seed: int, found: Tally) -> str:

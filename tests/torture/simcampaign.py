@@ -37,7 +37,7 @@ PEACE_S = (
     2 * HOUR_S
 )  # after the last fault all must be well within this: three failed starts, a window of budget, the queue
 LOOK_EVERY_S = 10.0
-JUMPS_EVERY = 5  # of so many campaigns one is run once more without steps of the wall clock
+JUMPS_EVERY = 8  # of so many campaigns one is run once more without steps of the wall clock
 RESTART_S = (0.1, 5.0, 30.0)
 STEPS_S = (-10 * YEAR_S, -DAY_S, -HOUR_S, -60.0, 60.0, HOUR_S, DAY_S, 10 * YEAR_S)
 RULES = ("server.toml", "budget.toml", "objective.toml")
@@ -192,7 +192,7 @@ class Campaign:
             ("stranger on the port", 4, self._stranger_on_port),
             ("stranger on the GPU", 4, self._stranger_on_gpu),
             ("host reboots", 2, self._reboot),
-            ("everything of a launch is killed", 5, self._massacre),
+            ("everything of a launch is killed", 7, self._massacre),
         ):
             for _ in range(rng.randint(0, most) if kind in world.faults.rates and world.faults.on else 0):
                 world.at(rng.uniform(0, end_s), lambda kind=kind, happens=happens: self._strike(kind, happens))

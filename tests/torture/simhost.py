@@ -79,6 +79,7 @@ class Server:
     onto_held: bool = False
     gpu_until: float = 0.0
     dying: bool = False
+    gone: bool = False
     generated_at: float = -NEVER
     log: bytes = b""
     said: list[tuple[float, bytes]] = field(default_factory=list)
@@ -219,8 +220,9 @@ class SimHost:
 
     def clear(self, server: Server) -> None:
         """Nothing of the launch lives any more."""
-        if server.state != "claimed" or (not server.main and not server.workers and server.gpu_until):
+        if server.gone:
             return
+        server.gone = True
         server.main = server.workers = False
         server.gpu_until = self.world.now + server.gpu_late_s
 
@@ -239,6 +241,7 @@ class SimHost:
         world.booted_at = world.now
         for server in self.servers.values():
             server.main = server.workers = False
+            server.gone = True
             server.gpu_until = 0.0
         self.strangers.clear()
 
