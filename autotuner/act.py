@@ -235,13 +235,17 @@ def _look(watch: Watch, facts: Facts) -> tuple[Fired | None, list[Fired]]:
 
 
 async def _serves(ctx: SlotContext, probe: Probe, launch_id: str) -> bool:
-    """Health, then tokens, then that the port is held by this very launch: a stranger may answer there."""
-    if not await probe.healthy():
+    """Health, then tokens, and that the port is held by this very launch before and after them: a stranger may answer there."""
+    if not await probe.healthy() or not await _holds_port(ctx, launch_id):
         return False
     generated = await probe.generate(await probe.model())
-    if not generated.ok:
+    if not generated.ok or not await _holds_port(ctx, launch_id):
         return False
     ctx.generated[launch_id] = generated.tokens  # the entry of a restore says what was really seen
+    return True
+
+
+async def _holds_port(ctx: SlotContext, launch_id: str) -> bool:
     holder = await ctx.host.port_holder(ctx.slot.port)
     return holder is not None and holder.launch_id == launch_id
 

@@ -7,6 +7,7 @@ explains, and only then appended to the journal. Rows go out as the core's own t
 import base64
 import json
 import zlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -231,17 +232,19 @@ class Store(Outbox):
         )
         return (float(row[0]), int(row[1])) if row else (0.0, 0)
 
-    def bases(self, slot: str, benchmark_hash: str, after: int = 0) -> list[tuple[str, str, TrialSoFar]]:
-        """Return (candidate id, name, what the verdict was made from) of a benchmark's concluded trials, oldest first.
+    def bases(self, slot: str, benchmark_hash: str, after: int = 0) -> Iterator[tuple[str, str, TrialSoFar]]:
+        """Yield (candidate id, name, what the verdict was made from) of a benchmark's concluded trials, oldest first.
 
-        `after` leaves out those that were concluded by this entry or before.
+        `after` leaves out those that were concluded by this entry or before. One is read at a time: all of them are large.
         """
         rows = self.db.all(
-            "SELECT candidate_id, name, basis FROM trials WHERE slot = ? AND benchmark_hash = ? AND state = 'done'"
+            "SELECT id, candidate_id, name FROM trials WHERE slot = ? AND benchmark_hash = ? AND state = 'done'"
             " AND basis IS NOT NULL AND COALESCE(entry, 1) > ? ORDER BY entry, id",
             *(slot, benchmark_hash, after),
         )
-        return [(row["candidate_id"], row["name"], read_basis(row["basis"])) for row in rows]
+        for row in rows:
+            if (basis := self.basis(row["id"])) is not None:
+                yield row["candidate_id"], row["name"], basis
 
     def last_answers(self, slot: str, candidate_id: str) -> tuple[str, ...]:
         """Return a candidate's latest answers to the fixed prompts; empty if it has given none."""

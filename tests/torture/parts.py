@@ -24,4 +24,5 @@ PARTS: tuple[Part, ...] = (
         0.45,
         "the loop in virtual time",
     ),
+    Part("soak", ("P25",), 0.11, "a simulated year of one daemon"),
 )

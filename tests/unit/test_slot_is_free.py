@@ -13,6 +13,7 @@ from autotuner.core.decide import Launch as LaunchAction
 from autotuner.core.state import LaunchState, Purpose
 from autotuner.edge import clock
 from autotuner.edge.host import GpuUse, PortHolder
+from autotuner.edge.probes import Generated
 from autotuner.edge.rows import LaunchRow
 from autotuner.settings import Settings
 from autotuner.slotworker import SlotWorker
@@ -48,7 +49,7 @@ class House(ToldSlot):
         settings = Settings.model_validate({"state_dir": folder, "slots": {"a": {"port": 8000, "gpus": (0,)}}})
         super().__init__("a", folder / "autotuner.toml", settings)
         self.host = Host()
-        self.ctx.host = self.host  # type: ignore[assignment]
+        self.ctx.host = self.host
         self.worker = SlotWorker(self.ctx)
         self.store.put_candidate(MADE, "", "new.toml")
 
@@ -95,6 +96,24 @@ def test_a_server_of_an_earlier_boot_has_left_nothing(house: House) -> None:
     house.ended("l1", "another boot")
     house.host.used_mib = 60_400.0
     assert house.others() == ("", "")
+
+
+def test_an_answer_counts_only_if_the_launch_held_the_port_before_it_and_after(house: House) -> None:
+    class Probe:
+        async def healthy(self) -> bool:
+            return True
+
+        async def model(self) -> str | None:
+            return "m"
+
+        async def generate(self, model: str | None) -> Generated:
+            return Generated(ok=True, tokens=8)
+
+    ours, stranger = PortHolder(5, "server", "l1"), PortHolder(9, "nginx", None)
+    for holders, serves in (((ours, ours), True), ((stranger, ours), False), ((ours, stranger), False)):
+        coming = iter(holders)
+        house.host.port_holder = lambda _port, coming=coming: asyncio.sleep(0, next(coming))
+        assert asyncio.run(act._serves(house.ctx, Probe(), "l1")) is serves
 
 
 def test_who_comes_between_the_look_and_the_launch_is_not_launched_upon(house: House) -> None:
