@@ -104,6 +104,8 @@ def empty_database() -> bytes:
 class Campaign:
     """A campaign of one seed. `jumps` lets the wall clock be set; nothing may depend on it."""
 
+    part = "sim"
+
     def __init__(self, seed: int, found: Tally, *, jumps: bool = True, faults: Faults | None = None) -> None:
         self.seed = seed
         self.found = found
@@ -149,7 +151,7 @@ class Campaign:
     def _set_up(self, where: Path) -> None:
         self.settings = self.settings.model_copy(update={"state_dir": where})
         window_s = max(900.0, 4 * next(iter(self.settings.slots.values())).start_timeout_s)
-        command = f"python -m torture --part sim --seed {self.seed} --seconds 1"
+        command = f"python -m torture --part {self.part} --seed {self.seed} --seconds 1"
         self.checker = Checker(self.host, self.found, f"seed {self.seed} ({command})", window_s, self._of_record)
         self.scene = Scene(self.world, self.host, self.checker, self.settings, rules())
         simedge.enter(self.scene)

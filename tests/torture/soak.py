@@ -53,6 +53,8 @@ class Size:
 class Year(Campaign):
     """A campaign without an end."""
 
+    part = "soak"
+
     def __init__(self, seed: int, found: Tally, seconds: float) -> None:
         super().__init__(seed, found, jumps=False)
         self.world.faults = Faults(self.world.rng, RATES)
