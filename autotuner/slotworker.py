@@ -1,6 +1,7 @@
 """Works one slot: observes, decides, carries out. One cycle is short; long actions run as a task that it inspects."""
 
 import asyncio
+import dataclasses
 from collections.abc import Coroutine
 from typing import Any
 
@@ -64,6 +65,10 @@ class SlotWorker:
         recorded = self._record()
         observed = await self._observe(recorded)
         decision = decide.decide(recorded, observed)
+        if isinstance(decision.action, decide.Launch):  # only now does it matter who else is there, and to look costs
+            strangers, freeing = await self._others()
+            observed = dataclasses.replace(observed, strangers=strangers, freeing=freeing)
+            decision = decide.decide(recorded, observed)
         waits = isinstance(decision.action, decide.Wait | decide.Interrupt)
         if not waits and clock.monotonic_s() < self._wait_until_s:
             decision = Decision(decide.Wait(), f"{self._failed}; next try in a moment")
@@ -200,8 +205,7 @@ class SlotWorker:
             verified = set()
         self.ctx.verified &= living
         self.ctx.living = frozenset(living)
-        strangers, freeing = ("", "") if living or self._doing else await self._others()
-        return Observed(frozenset(living), frozenset(verified), strangers, self._doing, freeing)
+        return Observed(frozenset(living), frozenset(verified), doing=self._doing)
 
     async def _others(self) -> tuple[str, str]:
         """Who else holds the slot's port or GPUs: a stranger, who is named and never touched, or what a server of ours left."""
