@@ -39,7 +39,7 @@ RATES = {
     "stop takes long": 0.3,
     "stop fails": 0.25,
     "shim is killed": 0.15,
-    "probe finds nobody": 0.3,
+    "probe finds nobody": 0.4,
     "probe hangs": 0.15,
     "others use the server": 0.3,
     "client is missing": 0.12,
@@ -73,7 +73,7 @@ class Faults:
     def drawn(cls, dice: Callable[[str], random.Random]) -> "Faults":
         """Some kinds on, others off: all at once would hide what only a few can bring about."""
         rng = dice("faults")
-        share = rng.choice((0.3, 0.6, 0.9))
+        share = rng.choice((0.4, 0.7, 0.95))
         rates = {kind: rate * rng.uniform(0.3, 1.0) for kind, rate in RATES.items() if rng.random() < share}
         return cls(dice, rates)
 
