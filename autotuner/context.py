@@ -99,7 +99,8 @@ class LogReader:
 class SlotContext:
     """One slot's world. `living` holds the launches seen alive last, `verified` those that generated tokens for this daemon.
 
-    `settled` are the trials whose proposals it has tried to work out, `refused` the launches that the host could not start.
+    `settled` are the trials whose proposals it has tried to work out, `refused` the launches that the host could not start;
+    `measured` has, by benchmark, the last entry that was looked at and what each candidate's newest trial came to by then.
     """
 
     name: str
@@ -116,6 +117,7 @@ class SlotContext:
     logs: dict[str, LogReader] = field(default_factory=dict)
     announced: str = ""
     settled: set[int] = field(default_factory=set)
+    measured: dict[str, tuple[int, dict[str, tuple[str, dict[Level, float]]]]] = field(default_factory=dict)
 
     @property
     def slot(self) -> Slot:

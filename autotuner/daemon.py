@@ -5,13 +5,13 @@ again from what is recorded and what is observed.
 """
 
 import asyncio
-import dataclasses
 import os
 import signal
 from pathlib import Path
 
 from autotuner import log, outcome
 from autotuner.context import SlotContext
+from autotuner.core.decide import Wait
 from autotuner.core.policy import Policy
 from autotuner.core.redact import hide, hide_values
 from autotuner.edge import clock, statusfile
@@ -28,6 +28,7 @@ from autotuner.errors import AutotunerError, DiskFull, JournalBroken, StoreError
 from autotuner.settings import Settings, load_policies, load_settings
 from autotuner.slotworker import SlotWorker
 
+AFTER_A_STEP_S = 0.1
 END_DEADLINE_S = 20.0  # well within the time that the unit gives a stop
 CYCLE_DEADLINE_S = 30.0  # a cycle only looks and records; one that takes longer than this is wedged
 
@@ -35,7 +36,8 @@ CYCLE_DEADLINE_S = 30.0  # a cycle only looks and records; one that takes longer
 class Daemon:
     """Works every slot of a settings file until told to end."""
 
-    def __init__(self, settings_path: Path) -> None:
+    def __init__(self, settings_path: Path, host: Host | None = None) -> None:
+        """Take the state folder's lock and open the record; `host` is this machine unless another is given."""
         self._path = settings_path
         self._notifier = Notifier()
         self._settings = load_settings(settings_path)
@@ -49,7 +51,7 @@ class Daemon:
         self._journal_open = False
         self._seals = Seals(self._settings.seal_key, self._settings.journal)
         self._unsealed = ""
-        self._host: Host = LocalHost(self._settings.launches, self._settings.launcher)
+        self._host: Host = host or LocalHost(self._settings.launches, self._settings.launcher)
         self._workers = [self._worker(name) for name in self._settings.slots]
         self._ending = asyncio.Event()
         self._reload_wanted = False
@@ -212,7 +214,7 @@ class Daemon:
 
     def _check_known(self, found: Recovered) -> None:
         """A journal whose end the record does not know was rewritten as a whole, or its database was lost."""
-        if found.number and dict(self._store.committed()).get(found.number) != found.sha256:
+        if found.number and self._store.entry_hash(found.number) != found.sha256:
             raise JournalBroken(f"entry {found.number} is not the one in the state database")
 
     def _note(self, slot: str, title: str, sentence: str, kept: list[Path]) -> None:
@@ -225,7 +227,7 @@ class Daemon:
             w.ctx.name: {
                 "sentence": w.last.reason,
                 "action": type(w.last.action).__name__,
-                "live": dataclasses.asdict(w.ctx.live),
+                "live": dict(vars(w.ctx.live)),
                 "living": sorted(w.ctx.living),
                 "verified": sorted(w.ctx.verified),
             }
@@ -237,16 +239,15 @@ class Daemon:
         self._notifier.status(hide(said, self._store.secrets))
 
     async def _pause(self) -> None:
-        """Sleep a cycle; shorter while something is being done, so that a trial loses no time between its steps."""
-        busy = any(w.busy for w in self._workers) or not all(
-            w.last.action.__class__.__name__ == "Wait" for w in self._workers
-        )
+        """Sleep a cycle; less where a long action ends or the last one took no time, so that a trial loses none."""
+        tasks = {w.task for w in self._workers if w.task is not None}
+        at_once = any(w.task is None and not isinstance(w.last.action, Wait) for w in self._workers)
+        ending = asyncio.ensure_future(self._ending.wait())
+        pause_s = min(self._settings.cycle_s, AFTER_A_STEP_S if at_once else self._settings.cycle_s)
         try:
-            await asyncio.wait_for(
-                self._ending.wait(), min(self._settings.cycle_s, 0.1 if busy else self._settings.cycle_s)
-            )
-        except TimeoutError:
-            return
+            await asyncio.wait({ending, *tasks}, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ending.cancel()
 
     def _want_reload(self) -> None:
         self._reload_wanted = True

@@ -17,7 +17,7 @@ from autotuner.core.candidate import to_toml
 from autotuner.core.confirm import Owed, noise_between, owed_again
 from autotuner.core.entry import Draft
 from autotuner.core.followups import PURPOSE
-from autotuner.core.front import described, front_of
+from autotuner.core.front import OnFront, described, front, rates_of
 from autotuner.core.objective import deciding_levels
 from autotuner.core.policy import Fired
 from autotuner.core.speculation import USUAL_DOUBT, Doubt
@@ -26,7 +26,7 @@ from autotuner.core.statistics import Interval, budget_share, relative_half_widt
 from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, agreed, judge
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
-from autotuner.edge.rows import LaunchRow, Trial, basis_json, judgement_columns
+from autotuner.edge.rows import LaunchRow, Trial, basis_json, judgement_columns, read_benchmark
 from autotuner.engines.base import Diagnosis, Effective
 
 _DIAGNOSIS = TypeAdapter(Diagnosis)
@@ -90,6 +90,7 @@ def conclude(ctx: SlotContext, trial_id: int) -> Judgement:
             basis=basis_json(so_far),
             **judgement_columns(judgement),
         )
+        ctx.settled.discard(trial.id)
         if judgement.promote:
             ctx.store.promote(ctx.name, trial.candidate_id, trial.name, trial.id, clock.utc_label())
             ctx.store.update_slot(ctx.name, degraded="")
@@ -252,7 +253,7 @@ def trial_so_far(ctx: SlotContext, trial: Trial) -> TrialSoFar:
 
 def benchmark_of(trial: Trial) -> Benchmark:
     """Given a trial, return the benchmark it was enqueued under, whatever the settings have become since."""
-    return Benchmark.model_validate_json(trial.benchmark_body)
+    return read_benchmark(trial.benchmark_body)
 
 
 def baseline_of(ctx: SlotContext, trial: Trial) -> dict[Level, LevelResult]:
@@ -271,8 +272,7 @@ def best_answers_of(ctx: SlotContext, trial: Trial) -> tuple[str, ...]:
     models = {ctx.store.candidate(candidate).launch.model for candidate in (ladder[0][0], trial.candidate_id)} - {None}
     if len(models) > 1:
         return ()
-    asked = (t.answers for t in reversed(ctx.store.trials(ctx.name)) if t.candidate_id == ladder[0][0])
-    return next((answers for answers in asked if answers), ())
+    return ctx.store.last_answers(ctx.name, ladder[0][0])
 
 
 def deciding_of(ctx: SlotContext, trial: Trial) -> tuple[Level, ...]:
@@ -338,8 +338,7 @@ def _trial_draft(
     launches = ctx.store.launches(ctx.name, trial.id)
     last = launches[-1] if launches else None
     ladder = ctx.store.ladder(ctx.name)
-    measured = ctx.store.bases(ctx.name, trial.benchmark_hash)
-    found = front_of((*measured, (trial.candidate_id, trial.name, so_far)))
+    found = _front_with(ctx, trial, so_far)
     natural = last is not None and last.diagnosis is not None and last.diagnosis.cause != "own-stop"
     return report.trial_entry(
         report.TrialReport(
@@ -368,6 +367,14 @@ def _trial_draft(
             front=tuple(described(found)) if len(found) > 1 else (),
         )
     )
+
+
+def _front_with(ctx: SlotContext, trial: Trial, so_far: TrialSoFar) -> tuple[OnFront, ...]:
+    """The front of a trial's benchmark with the trial; what the others came to is read once and then remembered."""
+    seen, rates = ctx.measured.get(trial.benchmark_hash, (0, {}))
+    rates = rates | rates_of(ctx.store.bases(ctx.name, trial.benchmark_hash, seen))
+    ctx.measured[trial.benchmark_hash] = (ctx.store.last_entry(), rates)
+    return front(dict((rates | rates_of([(trial.candidate_id, trial.name, so_far)])).values()))
 
 
 def _next_step(

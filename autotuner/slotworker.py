@@ -1,6 +1,7 @@
 """Works one slot: observes, decides, carries out. One cycle is short; long actions run as a task that it inspects."""
 
 import asyncio
+import dataclasses
 from collections.abc import Coroutine
 from typing import Any
 
@@ -12,10 +13,12 @@ from autotuner.core.policy import Facts, built_in, holding
 from autotuner.core.state import Verdict
 from autotuner.core.verdict import disagreement, judge, lost, next_level
 from autotuner.edge import clock
-from autotuner.edge.host import PortHolder
+from autotuner.edge.host import GpuUse, PortHolder
 from autotuner.edge.rows import SlotRow, Trial
 from autotuner.errors import HostError, StoreError
 
+GPU_WAIT_S = 60.0  # SIGKILL only marks a process: its memory is freed when the dying task closes its device files
+GPU_SLACK_MIB = 256.0  # a driver's own bookkeeping moves by about this much
 YIELD_SHARE = 0.5  # a trial in hand goes back to the queue below this share of the free disk that a new one needs
 RETRY_AFTER_S = 5.0  # a failed action is tried again, but not in a tight loop
 
@@ -33,12 +36,18 @@ class SlotWorker:
         self._probed_s = 0.0
         self._failed = ""
         self._free_mib = float("inf")
+        self._ended, self._ended_s = "", 0.0
         self._log = log.get().bind(slot=ctx.name)
 
     @property
     def busy(self) -> bool:
         """Whether a long action is in progress."""
         return self._task is not None
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """The long action in progress, for whoever waits for its end."""
+        return self._task
 
     def start_up(self) -> None:
         """Nothing is known about the time without a daemon: the best-known comes first, and a trial begins anew."""
@@ -59,6 +68,10 @@ class SlotWorker:
         recorded = self._record()
         observed = await self._observe(recorded)
         decision = decide.decide(recorded, observed)
+        if isinstance(decision.action, decide.Launch):  # only now does it matter who else is there, and to look costs
+            strangers, freeing = await self._others()
+            observed = dataclasses.replace(observed, strangers=strangers, freeing=freeing)
+            decision = decide.decide(recorded, observed)
         waits = isinstance(decision.action, decide.Wait | decide.Interrupt)
         if not waits and clock.monotonic_s() < self._wait_until_s:
             decision = Decision(decide.Wait(), f"{self._failed}; next try in a moment")
@@ -105,7 +118,16 @@ class SlotWorker:
     def _record(self) -> Recorded:
         store, name = self.ctx.store, self.ctx.name
         slot = store.slot(name)
-        trial, queued = store.trial_in_hand(name), store.queue(name)
+        launches = tuple(
+            LaunchRecord(row.id, row.candidate_id, row.name, row.purpose, row.state, row.trial_id)
+            for row in store.open_launches(name)
+        )
+        if (
+            self._doing is not None
+        ):  # all that matters is whether it must yield: the rest is looked at once it has ended
+            yields = self._interrupt(slot) if self._doing.trial_id is not None else ""
+            return Recorded(name, launches, restore_wanted=slot.restore_wanted, interrupt_trial=yields)
+        trial, queued = store.trial_in_hand(name), store.next_queued(name)
         # Starts that take long to fail must fit into the window three times, or the budget would never be spent.
         window_s = max(decide.RESTORE_WINDOW_S, 4 * self.ctx.slot.start_timeout_s)
         since = clock.monotonic_s() - window_s
@@ -116,22 +138,20 @@ class SlotWorker:
         )
         return Recorded(
             slot=name,
-            launches=tuple(
-                LaunchRecord(row.id, row.candidate_id, row.name, row.purpose, row.state, row.trial_id)
-                for row in store.open_launches(name)
-            ),
+            launches=launches,
             trial=self._trial_record(trial) if trial else None,
-            queued=TrialRecord(queued[0].id, queued[0].candidate_id, queued[0].name) if queued else None,
+            queued=TrialRecord(queued.id, queued.candidate_id, queued.name) if queued else None,
             ladder=ladder,
             paused=slot.paused,
             hands_off=slot.hands_off,
             restore_wanted=slot.restore_wanted,
             degraded=slot.degraded,
-            no_new_trials=self._no_new_trials(slot, bool(queued)),
+            no_new_trials=self._no_new_trials(slot) if queued else "",
             interrupt_trial=self._interrupt(slot) if trial else "",
             restore_always=self.ctx.settings.restore == "always",
-            baseline_missing=bool(queued)
-            and confirming.baseline_missing(self.ctx, queued[0], outcome.deciding_of(self.ctx, queued[0])),
+            baseline_missing=trial is None
+            and queued is not None
+            and confirming.baseline_missing(self.ctx, queued, outcome.deciding_of(self.ctx, queued)),
         )
 
     def _trial_record(self, trial: Trial) -> TrialRecord:
@@ -144,9 +164,7 @@ class SlotWorker:
             trial.id, trial.candidate_id, trial.name, trial.interruptions, coming, concluded, so_far.load
         )
 
-    def _no_new_trials(self, slot: SlotRow, anything_queued: bool) -> str:
-        if not anything_queued:
-            return ""
+    def _no_new_trials(self, slot: SlotRow) -> str:
         closed = self.ctx.settings.window_closed(clock.local_now())
         if closed:
             return closed
@@ -172,7 +190,8 @@ class SlotWorker:
     def _budget_facts(self, slot: SlotRow) -> Facts:
         budget = self.ctx.settings.budget
         facts: Facts = {}
-        begun = [t for t in self.ctx.store.trials(self.ctx.name) if t.begun_at and t.id > slot.campaign_from]
+        limited = budget.trials is not None or budget.gpu_hours is not None
+        begun = self.ctx.store.begun_trials(self.ctx.name, slot.campaign_from) if limited else []
         if budget.trials is not None:
             facts["budget.trials_left"] = float(budget.trials - len(begun))
         if budget.gpu_hours is not None:
@@ -194,20 +213,33 @@ class SlotWorker:
             verified = set()
         self.ctx.verified &= living
         self.ctx.living = frozenset(living)
-        strangers = "" if living or self._doing else await self._strangers()
-        return Observed(frozenset(living), frozenset(verified), strangers, self._doing)
+        return Observed(frozenset(living), frozenset(verified), doing=self._doing)
 
-    async def _strangers(self) -> str:
-        """Who holds the slot's port or GPUs, if it is not one of ours: named, never touched."""
+    async def _others(self) -> tuple[str, str]:
+        """Who else holds the slot's port or GPUs: a stranger, who is named and never touched, or what a server of ours left."""
         slot = self.ctx.slot
         holder = await self.ctx.host.port_holder(slot.port)
         if holder is not None:
-            return f"port {slot.port} is held by {_describe(holder)}"
-        for gpu in await self.ctx.host.gpus(slot.gpus):
+            return f"port {slot.port} is held by {_describe(holder)}", ""
+        gpus = await self.ctx.host.gpus(slot.gpus)
+        for gpu in gpus:
             if gpu.processes:
                 pid, name, mib = gpu.processes[0]
-                return f"GPU {gpu.index} is used by pid {pid} ({name}, {mib:.0f} MiB)"
-        return ""
+                return f"GPU {gpu.index} is used by pid {pid} ({name}, {mib:.0f} MiB)", ""
+        return "", self._memory_left(gpus)
+
+    def _memory_left(self, gpus: tuple[GpuUse, ...]) -> str:
+        """What the driver has not given back since the last server ended; a while after that it is taken for another's."""
+        last = self.ctx.store.last_ended(self.ctx.name, clock.boot_id()) if gpus else None
+        if last is None:
+            return ""
+        over = [g for g in gpus if g.used_mib > last.gpu_used_mib.get(g.index, g.used_mib) + GPU_SLACK_MIB]
+        if self._ended != last.id:
+            self._ended, self._ended_s = last.id, clock.monotonic_s()
+        if not over or clock.monotonic_s() - self._ended_s > GPU_WAIT_S:
+            return ""
+        shown = ", ".join(f"GPU {g.index}: {g.used_mib:.0f} MiB, {last.gpu_used_mib[g.index]:.0f} before" for g in over)
+        return f"the GPU memory of {last.name}, which has ended, is not free yet ({shown})"
 
     async def _carry_out(self, decision: Decision, recorded: Recorded, observed: Observed) -> None:
         action, ctx, why = decision.action, self.ctx, decision.reason

@@ -81,12 +81,16 @@ class Doing:
 
 @dataclass(frozen=True)
 class Observed:
-    """What the world says about one slot, looked at just now. `living` and `verified` hold launch ids."""
+    """What the world says about one slot, looked at just now. `living` and `verified` hold launch ids.
+
+    `freeing` says what the driver still holds of a server that has ended.
+    """
 
     living: frozenset[str] = frozenset()
     verified: frozenset[str] = frozenset()
     strangers: str = ""
     doing: Doing | None = None
+    freeing: str = ""
 
 
 @dataclass(frozen=True)
@@ -406,6 +410,8 @@ def _launch_into_free_slot(recorded: Recorded, observed: Observed, launch: Launc
         )
     if observed.strangers:
         return Decision(Wait(), f"cannot launch {launch.name}: {observed.strangers}")
+    if observed.freeing:
+        return Decision(Wait(), f"{launch.name} waits: {observed.freeing}")
     return Decision(launch, reason)
 
 

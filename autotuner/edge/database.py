@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from autotuner.core.redact import hide_values, one_line
@@ -186,18 +187,32 @@ class Database:
                 self._connection.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (found,))
 
 
-@contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """Turn SQLite's and the file system's errors into ours, so that the loop can tell a full disk from a bug."""
-    try:
-        yield
-    except (sqlite3.OperationalError, sqlite3.IntegrityError) as error:
-        text = str(error)
-        if "full" in text or "disk I/O error" in text:
-            raise DiskFull(f"the state database {path} cannot be written: {text}") from error
-        raise StoreError(f"the state database {path}: {text}") from error
-    except sqlite3.DatabaseError as error:
-        raise StoreError(f"the state database {path} is damaged: {error}") from error
-    except OSError as error:
-        kind = DiskFull if error.errno in {errno.ENOSPC, errno.EDQUOT} else StoreError
-        raise kind(f"the state database {path}: {error.strerror}") from error
+class translated:  # noqa: N801 - it reads as a function where it is used
+    """Turn SQLite's and the file system's errors into ours, so that the loop can tell a full disk from a bug.
+
+    A class, since it is entered for every statement, and one made of a generator takes longer than most of these.
+    """
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        if isinstance(error, sqlite3.OperationalError | sqlite3.IntegrityError):
+            text = str(error)
+            if "full" in text or "disk I/O error" in text:
+                raise DiskFull(f"the state database {self._path} cannot be written: {text}") from error
+            raise StoreError(f"the state database {self._path}: {text}") from error
+        if isinstance(error, sqlite3.DatabaseError):
+            raise StoreError(f"the state database {self._path} is damaged: {error}") from error
+        if isinstance(error, OSError):
+            full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+            raise (DiskFull if full else StoreError)(f"the state database {self._path}: {error.strerror}") from error

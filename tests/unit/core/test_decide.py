@@ -200,6 +200,12 @@ def test_strangers_are_waited_for_and_named() -> None:
     assert action(recorded(ladder=(BEST,)), said(strangers="GPU 0 is used by pid 9")) == Wait()
 
 
+def test_memory_of_a_server_that_has_ended_is_waited_for() -> None:
+    left = "the GPU memory of old, which has ended, is not free yet"
+    assert decide(recorded(trial=TRIAL), said(freeing=left)) == Decision(Wait(), f"new waits: {left}")
+    assert action(recorded(ladder=(BEST,), restore_wanted="x"), said(freeing=left)) == Wait()
+
+
 def test_a_launch_that_lives_though_it_is_recorded_as_ended_bars_the_slot() -> None:
     assert action(recorded(trial=TRIAL), said("ghost")) == Wait()
     assert action(recorded(ladder=(BEST,), restore_wanted="x"), said("ghost")) == Wait()

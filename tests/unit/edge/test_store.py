@@ -743,3 +743,62 @@ def test_a_log_that_cannot_be_made_durable_acknowledges_nothing(
     assert earlier.slot("kimi").paused == "x"
     later.close()
     earlier.close()
+
+
+# --- what is asked each cycle does not grow with the record
+
+
+def test_the_latest_answers_of_a_candidate_are_found(store: Store) -> None:
+    first, second, third = add(store), add(store), add(store)
+    made = store.trial(first).candidate_id
+    assert store.last_answers("kimi", made) == ()
+    store.update_trial(first, answers='["old"]')
+    store.update_trial(second, answers='["new", "er"]')
+    assert store.trial(third).answers == ()
+    assert store.last_answers("kimi", made) == ("new", "er")
+    assert store.last_answers("other", made) == ()
+
+
+def test_launches_of_a_candidate_before_one_are_counted_without_restores(store: Store) -> None:
+    for number, trial in enumerate((1, None, 1, 2)):
+        store.add_launch(launch_row(f"l{number}", trial_id=trial))
+    assert [store.launches_before(store.launch(f"l{number}")) for number in range(4)] == [0, 1, 1, 2]
+
+
+def test_only_trials_that_were_begun_cost_a_campaign(store: Store) -> None:
+    first, second, third = add(store), add(store), add(store)
+    for trial in (first, third):
+        store.update_trial(trial, begun_at=AT)
+    assert [t.id for t in store.begun_trials("kimi", 0)] == [first, third]
+    assert [t.id for t in store.begun_trials("kimi", first)] == [third]
+    assert store.begun_trials("kimi", second)[0].id == third
+
+
+def test_the_last_launch_of_a_boot_is_known_once_it_has_ended(store: Store) -> None:
+    assert store.last_ended("kimi", "b") is None
+    store.add_launch(launch_row("l1", state=LaunchState.ENDED))
+    store.add_launch(launch_row("l2", boot_id="other", state=LaunchState.ENDED))
+    found = store.last_ended("kimi", "b")
+    assert found is not None
+    assert found.id == "l1"
+    store.add_launch(launch_row("l3"))
+    assert store.last_ended("kimi", "b") is None
+
+
+def test_entries_are_published_up_to_a_number(store: Store) -> None:
+    assert (store.last_entry(), store.last_published(), store.entry_hash(1)) == (0, 0, "")
+    entries = [store.add_entry(Draft("kimi", "note", "Something."), AT) for _ in range(4)]
+    store.mark_published(2)
+    assert (store.last_entry(), store.last_published()) == (4, 2)
+    store.mark_published(4)
+    assert [number for number, _ in store.published()] == [1, 2, 3, 4]
+    assert store.entry_hash(3) == entries[2].sha256
+
+
+def test_concluded_trials_after_an_entry_are_told_apart(store: Store) -> None:
+    for number in (1, 2):
+        trial = add(store, f"c{number}")
+        store.move_trial(trial, TrialState.RUNNING)
+        store.move_trial(trial, TrialState.DONE, basis=basis_json(unbounded()), entry=number)
+    assert [name for _, name, _ in store.bases("kimi", BENCHMARK[1].hash)] == ["c1", "c2"]
+    assert [name for _, name, _ in store.bases("kimi", BENCHMARK[1].hash, 1)] == ["c2"]
