@@ -99,7 +99,7 @@ class LogReader:
 class SlotContext:
     """One slot's world. `living` holds the launches seen alive last, `verified` those that generated tokens for this daemon.
 
-    `settled` are the trials whose proposals it has tried to work out.
+    `settled` are the trials whose proposals it has tried to work out; `blocked` is what the record says of that, once known.
     """
 
     name: str
@@ -114,6 +114,7 @@ class SlotContext:
     live: Live = field(default_factory=Live)
     logs: dict[str, LogReader] = field(default_factory=dict)
     announced: str = ""
+    blocked: str | None = None
     settled: set[int] = field(default_factory=set)
 
     @property

@@ -9,6 +9,7 @@ import dataclasses
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 from autotuner import log, outcome
 from autotuner.context import SlotContext
@@ -25,6 +26,7 @@ from autotuner.errors import AutotunerError, DiskFull, JournalBroken, StoreError
 from autotuner.settings import Settings, load_policies, load_settings
 from autotuner.slotworker import SlotWorker
 
+STATUS_EVERY_S = 5.0  # how old the status file may get while nothing changes: replacing a file makes the disk work
 CYCLE_DEADLINE_S = 30.0  # a cycle only looks and records; one that takes longer than this is wedged
 
 
@@ -47,6 +49,8 @@ class Daemon:
         self._ending = asyncio.Event()
         self._reload_wanted = False
         self._trouble = ""
+        self._shown: dict[str, Any] = {}
+        self._shown_s = 0.0
         self._log = log.get()
         self._take_secrets()
 
@@ -184,8 +188,13 @@ class Daemon:
             }
             for w in self._workers
         }
-        status = {"pid": os.getpid(), "at": clock.utc_label(), "at_s": clock.monotonic_s(), "trouble": self._trouble}
-        statusfile.write(self._settings.state_dir, {**status, "slots": slots})
+        shown, now_s = {"trouble": self._trouble, "slots": slots}, clock.monotonic_s()
+        if shown == self._shown and now_s - self._shown_s < STATUS_EVERY_S:
+            return
+        self._shown, self._shown_s = shown, now_s
+        statusfile.write(
+            self._settings.state_dir, {"pid": os.getpid(), "at": clock.utc_label(), "at_s": now_s, **shown}
+        )
         self._notifier.status(self._trouble or "; ".join(f"{w.ctx.name}: {w.last.reason}" for w in self._workers))
 
     async def _pause(self) -> None:

@@ -191,8 +191,9 @@ def degrade(ctx: SlotContext, why: str) -> None:
 
 def blocked(ctx: SlotContext, why: str) -> None:
     """Write once, not every cycle, that something outside keeps the slot from going on; and once that it is over."""
-    before = ctx.store.slot(ctx.name).blocked
-    if why == before:
+    if ctx.blocked is None:
+        ctx.blocked = ctx.store.slot(ctx.name).blocked
+    if why == ctx.blocked:
         return
     with ctx.store.transaction():
         ctx.store.update_slot(ctx.name, blocked=why)
@@ -203,6 +204,7 @@ def blocked(ctx: SlotContext, why: str) -> None:
             )
         else:
             note(ctx, "unblocked", "What kept the slot from going on is gone.")
+    ctx.blocked = why
 
 
 def note(ctx: SlotContext, title: str, sentence: str, bullets: tuple[tuple[str, str], ...] = ()) -> None:

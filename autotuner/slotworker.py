@@ -1,6 +1,7 @@
 """Works one slot: observes, decides, carries out. One cycle is short; long actions run as a task that it inspects."""
 
 import asyncio
+import dataclasses
 from collections.abc import Coroutine
 from typing import Any
 
@@ -16,6 +17,7 @@ from autotuner.edge.host import PortHolder
 from autotuner.edge.rows import SlotRow, Trial
 from autotuner.errors import HostError, StoreError
 
+RECORD_KEPT_S = 60.0  # the longest that what was read of an idle slot is believed without reading it again
 RETRY_AFTER_S = 5.0  # a failed action is tried again, but not in a tight loop
 
 
@@ -31,6 +33,7 @@ class SlotWorker:
         self._interrupted_by_start = False
         self._probed_s = 0.0
         self._failed = ""
+        self._kept: tuple[tuple[Any, ...], float, Recorded] | None = None
         self._log = log.get().bind(slot=ctx.name)
 
     @property
@@ -53,9 +56,14 @@ class SlotWorker:
     async def cycle(self) -> Decision:
         """Observe, decide and carry out or begin to. Raise StoreError where nothing can be recorded."""
         await self._collect()
-        recorded = self._record()
+        recorded = self._recorded()
         observed = await self._observe(recorded)
         decision = decide.decide(recorded, observed)
+        if isinstance(
+            decision.action, decide.Launch
+        ):  # only a launch needs to know who else is there, and that is dear
+            observed = dataclasses.replace(observed, strangers=await self._strangers())
+            decision = decide.decide(recorded, observed)
         waits = isinstance(decision.action, decide.Wait | decide.Interrupt)
         if not waits and clock.monotonic_s() < self._wait_until_s:
             decision = Decision(decide.Wait(), f"{self._failed}; next try in a moment")
@@ -98,6 +106,19 @@ class SlotWorker:
         advice = "" if expected else "this is a bug; the daemon's log has the traceback"
         fired = built_in("could-not-measure", sentence, Verdict.ERROR, advice)
         self.ctx.store.update_trial(trial_id, ended=fired.model_dump_json())
+
+    def _recorded(self) -> Recorded:
+        """The record; read again only if something was written since, or if time may have changed what it says.
+
+        Of a slot with nothing to try and nothing that failed lately, time changes nothing: a cycle then costs one question.
+        """
+        version = (*self.ctx.store.version(), self.ctx.settings, self._interrupted_by_start)
+        if self._kept is not None and self._kept[0] == version and clock.monotonic_s() < self._kept[1]:
+            return self._kept[2]
+        recorded = self._record()
+        idle = recorded.trial is None and recorded.queued is None and not any(r.failures for r in recorded.ladder)
+        self._kept = (version, clock.monotonic_s() + RECORD_KEPT_S, recorded) if idle else None
+        return recorded
 
     def _record(self) -> Recorded:
         store, name = self.ctx.store, self.ctx.name
@@ -186,8 +207,7 @@ class SlotWorker:
             verified = set()
         self.ctx.verified &= living
         self.ctx.living = frozenset(living)
-        strangers = "" if living or self._doing else await self._strangers()
-        return Observed(frozenset(living), frozenset(verified), strangers, self._doing)
+        return Observed(frozenset(living), frozenset(verified), doing=self._doing)
 
     async def _strangers(self) -> str:
         """Who holds the slot's port or GPUs, if it is not one of ours: named, never touched."""

@@ -113,6 +113,11 @@ class Database:
         row = self.one("PRAGMA data_version")
         return int(row[0]) if row else 0
 
+    @property
+    def changes(self) -> int:
+        """How many rows this connection has changed; a change that was taken back counts, too."""
+        return self._connection.total_changes
+
     def check(self) -> str:
         """Return what SQLite's own quick check finds; `ok` if nothing."""
         row = self.one("PRAGMA quick_check")

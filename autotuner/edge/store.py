@@ -37,6 +37,10 @@ class Store:
         """Close the database."""
         self.db.close()
 
+    def version(self) -> tuple[int, int]:
+        """Return what changes with each change of the state, whoever made it: this program or another."""
+        return self.db.data_version(), self.db.changes
+
     def transaction(self) -> AbstractContextManager[None]:
         """Group changes: all of them are committed together, or none."""
         return self.db.transaction()
@@ -388,7 +392,7 @@ class Store:
 
     def last_published(self) -> int:
         """Return the number of the last entry known to be in the journal; 0 if none is."""
-        row = self.db.one("SELECT COALESCE(MAX(number), 0) FROM entries WHERE published = 1")
+        row = self.db.one("SELECT number FROM entries WHERE published = 1 ORDER BY number DESC LIMIT 1")
         return int(row[0]) if row else 0
 
     def mark_published(self, number: int) -> None:
