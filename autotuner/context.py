@@ -1,7 +1,9 @@
 """What the actions of one slot share: its settings, store and host, and what this daemon knows of its servers."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from autotuner import log
 from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.core.candidate import Candidate
 from autotuner.core.effective import merge, overlay
@@ -121,6 +123,20 @@ class SlotContext:
     def slot(self) -> Slot:
         """The slot's settings."""
         return self.settings.slots[self.name]
+
+    def take_secrets(self) -> None:
+        """Learn the values that must never be shown, so that a server that prints one does not leak it.
+
+        Again before each launch, for that is when the server reads them, and a key may have been changed since.
+        """
+        values = set(self.store.secrets)
+        for path in self.slot.secret_files.values():
+            try:
+                values.add(Path(path).read_text(encoding="utf-8").strip())
+            except (OSError, ValueError):
+                log.get().warning("a secret file cannot be read", slot=self.name, path=path)
+        self.store.secrets = frozenset(v for v in values if v)
+        log.hide(self.store.secrets)
 
     def engine(self, candidate: Candidate) -> Engine:
         """The reader of a candidate's engine."""

@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from autotuner.edge.host_local import LocalHost
 from autotuner.edge.journal import Journal, Recovered
 from autotuner.edge.notify import Notifier
 from autotuner.edge.store import Store
-from autotuner.errors import AutotunerError, DiskFull, JournalBroken, StoreError
-from autotuner.settings import Settings, load_policies, load_settings
+from autotuner.errors import AutotunerError, DiskFull, InvalidInput, JournalBroken, Problem, StoreError
+from autotuner.settings import Settings, load_policies, load_settings, needs_restart
 from autotuner.slotworker import SlotWorker
 
 STATUS_EVERY_S = 5.0  # how old the status file may get while nothing changes: replacing a file makes the disk work
@@ -62,28 +63,27 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._want_reload)
         self._warn()
         self._log.info("daemon started", pid=os.getpid(), settings=str(self._path), slots=list(self._settings.slots))
-        # Ready means: the record is open and the slots are worked. A disk that is full now is said in STATUS instead.
-        self._notifier.ready()
         started = False
         while not self._ending.is_set():
             started = await self._cycle(started)
             await self._pause()
         await self._end()
 
-    async def restore_now(self, slot: str, deadline_s: float) -> bool:
-        """Do what `restore-best` asks without a running daemon: work one slot until it is done; tell whether it is."""
+    async def work_until(self, slot: str, done: Callable[[], bool], deadline_s: float) -> None:
+        """Work one slot without a running daemon until what a command asked for is done, or so many seconds have passed."""
         worker = next(w for w in self._workers if w.ctx.name == slot)
         until = clock.monotonic_s() + deadline_s
         worker.start_up()
         while clock.monotonic_s() < until:
-            await worker.cycle()
-            self._publish()
-            row = self._store.slot(slot)
-            if not row.restore_wanted and not worker.busy:
-                return not row.degraded
+            try:
+                await worker.cycle()
+                self._publish()
+            except StoreError as error:
+                self._in_trouble(error)
+            if done() and not worker.busy:
+                return
             await clock.sleep(0.2)
         await worker.end()
-        return False
 
     def close(self) -> None:
         """Give back the store and the lock."""
@@ -219,8 +219,9 @@ class Daemon:
         try:
             settings = load_settings(self._path)
             policies = load_policies(settings)
-            fixed = ("state_dir", "journal", "launches", "slots")
-            _check_fixed(self._settings, settings, fixed)
+            if changed := needs_restart(self._settings, settings):
+                verb = "needs" if len(changed) == 1 else "need"
+                raise InvalidInput([Problem(str(self._path), f"{', '.join(changed)} {verb} a restart of the daemon")])
         except AutotunerError as error:
             self._log.error("settings not taken over, the old ones stay in force", error=str(error))
             sentence = f"Settings or policies could not be read again; the old ones stay in force: {error}"
@@ -238,16 +239,8 @@ class Daemon:
         self._warn()
 
     def _take_secrets(self) -> None:
-        """Learn the values that must never be shown, so that a server that prints one does not leak it."""
-        values = set()
-        for slot in self._settings.slots.values():
-            for path in slot.secret_files.values():
-                try:
-                    values.add(Path(path).read_text(encoding="utf-8").strip())
-                except OSError:
-                    self._log.warning("a secret file cannot be read", path=path)
-        self._store.secrets = frozenset(v for v in values if v)
-        log.hide(self._store.secrets)
+        for worker in self._workers:
+            worker.ctx.take_secrets()
 
     def _worker(self, name: str) -> SlotWorker:
         return SlotWorker(SlotContext(name, self._settings, self._policies, self._store, self._host))
@@ -257,10 +250,3 @@ class Daemon:
         for worker in self._workers:
             await worker.end()
         self._log.info("daemon ended; servers live on")
-
-
-def _check_fixed(old: Settings, new: Settings, keys: tuple[str, ...]) -> None:
-    """What servers and files already depend on cannot change under them."""
-    changed = [key for key in keys if getattr(new, key) != getattr(old, key)]
-    if changed:
-        raise AutotunerError(f"{', '.join(changed)} cannot change while the daemon runs; restart it for that")

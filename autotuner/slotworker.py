@@ -11,6 +11,7 @@ from autotuner.core import decide
 from autotuner.core.decide import Decision, Doing, IncumbentRecord, LaunchRecord, Observed, Recorded, TrialRecord
 from autotuner.core.policy import Facts, built_in, holding
 from autotuner.core.state import Verdict
+from autotuner.core.statistics import most_within
 from autotuner.core.verdict import disagreement, judge, lost, next_level
 from autotuner.edge import clock
 from autotuner.edge.host import PortHolder
@@ -50,7 +51,8 @@ class SlotWorker:
                 store.update_trial(trial.id, interruptions=trial.interruptions + 1)
                 self._interrupted_by_start = True
             slot = store.slot(name)
-            if store.ladder(name) and not slot.degraded and not slot.restore_wanted:
+            held = slot.degraded or slot.hands_off or slot.stopped
+            if store.ladder(name) and not held and not slot.restore_wanted:
                 store.update_slot(name, restore_wanted="the daemon was started")
 
     async def cycle(self) -> Decision:
@@ -63,6 +65,9 @@ class SlotWorker:
             decision.action, decide.Launch
         ):  # only a launch needs to know who else is there, and that is dear
             observed = dataclasses.replace(observed, strangers=await self._strangers())
+            decision = decide.decide(recorded, observed)
+        elif isinstance(decision.action, decide.BeginTrial):
+            observed = dataclasses.replace(observed, traffic=await act.traffic(self.ctx, decision.action.trial_id))
             decision = decide.decide(recorded, observed)
         waits = isinstance(decision.action, decide.Wait | decide.Interrupt)
         if not waits and clock.monotonic_s() < self._wait_until_s:
@@ -110,13 +115,13 @@ class SlotWorker:
     def _recorded(self) -> Recorded:
         """The record; read again only if something was written since, or if time may have changed what it says.
 
-        Of a slot with nothing to try and nothing that failed lately, time changes nothing: a cycle then costs one question.
+        Of a slot with nothing to try, time changes nothing: a cycle then costs one question.
         """
         version = (*self.ctx.store.version(), self.ctx.settings, self._interrupted_by_start)
         if self._kept is not None and self._kept[0] == version and clock.monotonic_s() < self._kept[1]:
             return self._kept[2]
         recorded = self._record()
-        idle = recorded.trial is None and recorded.queued is None and not any(r.failures for r in recorded.ladder)
+        idle = recorded.trial is None and recorded.queued is None
         self._kept = (version, clock.monotonic_s() + RECORD_KEPT_S, recorded) if idle else None
         return recorded
 
@@ -126,10 +131,9 @@ class SlotWorker:
         trial, queued = store.trial_in_hand(name), store.queue(name)
         # Starts that take long to fail must fit into the window three times, or the budget would never be spent.
         window_s = max(decide.RESTORE_WINDOW_S, 4 * self.ctx.slot.start_timeout_s)
-        since = clock.monotonic_s() - window_s
         boot = clock.boot_id()
         ladder = tuple(
-            IncumbentRecord(candidate, label, store.restore_failures(name, candidate, boot, since))
+            IncumbentRecord(candidate, label, most_within(store.restore_failures(name, candidate, boot), window_s))
             for candidate, label, _ in store.ladder(name)
         )
         return Recorded(
@@ -144,9 +148,10 @@ class SlotWorker:
             paused=slot.paused,
             hands_off=slot.hands_off,
             restore_wanted=slot.restore_wanted,
+            stopped=slot.stopped,
             degraded=slot.degraded,
-            no_new_trials=self._no_new_trials(slot, bool(queued)),
-            interrupt_trial=self._interrupt(slot) if trial else "",
+            no_new_trials=self._no_new_trials(slot, queued[0]) if queued else "",
+            interrupt_trial=self._interrupt(slot, trial) if trial else "",
             restore_always=self.ctx.settings.restore == "always",
             baseline_missing=bool(queued)
             and confirming.baseline_missing(self.ctx, queued[0], outcome.deciding_of(self.ctx, queued[0])),
@@ -162,22 +167,20 @@ class SlotWorker:
             trial.id, trial.candidate_id, trial.name, trial.interruptions, coming, concluded, so_far.load
         )
 
-    def _no_new_trials(self, slot: SlotRow, anything_queued: bool) -> str:
-        if not anything_queued:
-            return ""
+    def _no_new_trials(self, slot: SlotRow, queued: Trial) -> str:
         closed = self.ctx.settings.window_closed(clock.local_now())
-        if closed:
+        if closed and not queued.force:
             return closed
         fired = holding(self.ctx.policies, "next", self._budget_facts(slot))
         return next((f.sentence for f in fired if f.action == "pause" and not f.dry_run), "")
 
-    def _interrupt(self, slot: SlotRow) -> str:
+    def _interrupt(self, slot: SlotRow, trial: Trial) -> str:
         if self._interrupted_by_start:
             return "the daemon ended during it"
         if slot.paused.startswith("now:"):
             return slot.paused
         closed = self.ctx.settings.window_closed(clock.local_now())
-        if closed:
+        if closed and not trial.force:
             return closed
         fired = holding(self.ctx.policies, "trial", self._budget_facts(slot))
         return next((f.sentence for f in fired if f.action == "pause" and not f.dry_run), "")
@@ -238,7 +241,7 @@ class SlotWorker:
                     return
                 self._begin(act.launch(ctx, action), why, action.trial_id)
             case decide.AwaitServing():
-                self._begin(act.await_serving(ctx, action), why, action.trial_id)
+                self._begin(act.await_serving(ctx, action), why, action.trial_id, starts=True)
             case decide.RunLevel():
                 self._begin(measure.run_level(ctx, action), why, action.trial_id)
             case decide.Verify():
@@ -280,8 +283,8 @@ class SlotWorker:
             return ""
         return f"only {free:.0f} MiB of disk are free, {least} are asked for: no trial is started (disk_free_min_mib)"
 
-    def _begin(self, work: Coroutine[Any, Any, None], what: str, trial_id: int | None) -> None:
-        self._doing = Doing(what, trial_id)
+    def _begin(self, work: Coroutine[Any, Any, None], what: str, trial_id: int | None, *, starts: bool = False) -> None:
+        self._doing = Doing(what, trial_id, starts)
         self._task = asyncio.create_task(work)
 
 

@@ -1,7 +1,7 @@
 """What the daemon costs while nothing is to be done: CPU seconds and memory of a real one beside a server that serves.
 
-Every setting is the default; the server is the tests' fake one, so that a campaign of one short trial comes first, as on a
-host. Exits with 1 if the daemon takes more than CPU_PERCENT_MAX of a core or RSS_MB_MAX. `python benchmarks/idle.py --seconds 60`
+Every setting is the default; the server is the tests' fake one, and a campaign of one short trial comes first, as on a host.
+Exits with 1 if the daemon takes more than CPU_PERCENT_MAX of a core or RSS_MB_MAX. `python benchmarks/idle.py --seconds 60`
 """
 
 import argparse

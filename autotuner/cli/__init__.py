@@ -29,6 +29,7 @@ COMMANDS = {
     "show": "reading",
     "simulate": "simulating",
     "status": "status",
+    "stop": "control",
     "validate": "validating",
     "why": "reading",
 }
@@ -48,10 +49,11 @@ SUMMARIES = {
     "queue": "List, move or cancel what waits.",
     "rehearse": "Run candidates and policies through the daemon against a server that only pretends.",
     "restore-best": "Put the best-known server back, now.",
-    "resume": "Go on after a pause.",
+    "resume": "Go on after a pause or a stop.",
     "show": "Show everything about one trial.",
     "simulate": "Try the stop rules on campaigns of simulated servers, in virtual time.",
     "status": "Say what is serving, what is being tried, and what waits.",
+    "stop": "Stop the server of a slot on purpose, and keep it stopped.",
     "validate": "Check candidate, settings and policy files without touching anything.",
     "why": "Explain the last decision, or the one about a candidate.",
 }

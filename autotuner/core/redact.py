@@ -5,8 +5,13 @@ look like a part of the journal or drive a terminal.
 """
 
 import re
+from base64 import b64encode
+from functools import cache
 
 HIDDEN = "***"
+SECRET_CHARACTERS_MIN = 4
+BASE64_CHARACTERS_MIN = 8
+_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 
 _SECRET_NAME = re.compile(
     r"(^|[_-])(api[_-]?keys?|secrets?|credentials?|private[_-]?key|access[_-]?key)($|[_-])|passw(or)?d|passphrase",
@@ -42,10 +47,35 @@ def names_secret(name: str) -> bool:
 
 def redact_text(text: str, values: frozenset[str] = frozenset()) -> str:
     """Given free text and known secret values, return it with those, well-known token shapes and `secret=...` hidden."""
-    for value in sorted(values, key=len, reverse=True):
-        if len(value) >= 4:
-            text = text.replace(value, HIDDEN)
+    for value in _forms(values):
+        text = text.replace(value, HIDDEN)
     return _ASSIGNED.sub(_hide_if_secret, _SECRET_TEXT.sub(HIDDEN, text))
+
+
+@cache
+def _forms(values: frozenset[str]) -> tuple[str, ...]:
+    """Given secret values, return what they look like in text, longest first: as they are, in a URL, and in base64.
+
+    Base64 puts three bytes into four characters, so a value inside of something longer has three looks, of which the
+    characters at both ends hold a part of what is beside it; those are left out.
+    """
+    found = set()
+    for value in values:
+        data = value.encode("utf-8", "surrogatepass")
+        if len(value) < SECRET_CHARACTERS_MIN:
+            continue  # to hide each `1` would make every text unreadable, and hide nothing
+        found |= {value, "".join(map(_in_url, data)), "".join(map(_in_url, data)).replace("%2F", "/")}
+        for before in range(3):
+            coded = b64encode(bytes(before) + data).decode("ascii").rstrip("=")
+            whole = coded[(0, 2, 3)[before] : len(coded) - (1 if (before + len(data)) % 3 else 0)]
+            if len(whole) >= BASE64_CHARACTERS_MIN:
+                found |= {whole, whole.replace("+", "-").replace("/", "_")}
+    return tuple(sorted(found, key=len, reverse=True))
+
+
+def _in_url(byte: int) -> str:
+    character = chr(byte)
+    return character if character in _UNRESERVED else f"%{byte:02X}"
 
 
 def _hide_if_secret(match: re.Match[str]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from autotuner.errors import DiskFull, StoreError
 
-SCHEMA_VERSION = "6"
+SCHEMA_VERSION = "7"
 # What turns a database of one schema into one of the next; a step is never changed once it was released.
 MIGRATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "1": (
@@ -46,6 +46,14 @@ MIGRATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "4": ("5", ("ALTER TABLE trials ADD COLUMN alpha REAL",)),
     "5": ("6", ("ALTER TABLE results ADD COLUMN gaps BLOB",)),
+    "6": (
+        "7",
+        (
+            "ALTER TABLE trials ADD COLUMN force INTEGER NOT NULL DEFAULT 0",
+            "ALTER TABLE slots ADD COLUMN stopped TEXT NOT NULL DEFAULT ''",
+            "ALTER TABLE slots ADD COLUMN force INTEGER NOT NULL DEFAULT 0",
+        ),
+    ),
 }
 BUSY_TIMEOUT_S = 10.0
 

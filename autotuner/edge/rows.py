@@ -49,6 +49,7 @@ class Trial:
     parent: int | None = None
     answers: tuple[str, ...] = ()
     alpha: float | None = None
+    force: bool = False
 
     @property
     def aim(self) -> str:
@@ -96,6 +97,8 @@ class SlotRow:
     blocked: str = ""
     campaign_from: int = 0
     failures_from: int = 0
+    stopped: str = ""
+    force: bool = False
 
 
 def judgement_columns(judgement: Judgement) -> dict[str, Any]:

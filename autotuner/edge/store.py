@@ -271,15 +271,19 @@ class Store:
             *(trial.slot, trial.benchmark_hash, trial.candidate_id, trial.id, identity),
         )
 
-    def restore_failures(self, slot: str, candidate_id: str, boot_id: str, since_mono_s: float) -> int:
-        """Count the launches of a best-known that ended without being asked to, since then in this boot."""
-        row = self.db.one(
-            "SELECT COUNT(*) FROM launches WHERE slot = ? AND candidate_id = ? AND purpose = 'restore' AND state = 'ended'"
-            " AND end_asked = 0 AND boot_id = ? AND mono_s >= ?"
-            " AND rowid > (SELECT COALESCE(MAX(failures_from), 0) FROM slots WHERE name = ?)",
-            *(slot, candidate_id, boot_id, since_mono_s, slot),
+    def restore_failures(self, slot: str, candidate_id: str, boot_id: str) -> list[float]:
+        """Return when the launches of a best-known began that ended without being asked to, in this boot, oldest first.
+
+        Those since a trial made it the best-known, that trial's own included, and since a person last forgave them.
+        """
+        rows = self.db.all(
+            "SELECT mono_s FROM launches WHERE slot = ?1 AND candidate_id = ?2 AND state = 'ended' AND end_asked = 0"
+            " AND boot_id = ?3 AND rowid > (SELECT COALESCE(MAX(failures_from), 0) FROM slots WHERE name = ?1)"
+            " AND rowid >= (SELECT COALESCE(MAX(rowid), 0) FROM launches WHERE trial_id = (SELECT trial_id FROM incumbents"
+            " WHERE slot = ?1 AND candidate_id = ?2 ORDER BY id DESC LIMIT 1)) ORDER BY mono_s",
+            *(slot, candidate_id, boot_id),
         )
-        return int(row[0]) if row else 0
+        return [row["mono_s"] for row in rows]
 
     def forgive_failures(self, slot: str) -> None:
         """Begin the restart budget anew: a person has looked, and asks for another try."""
@@ -362,7 +366,7 @@ class Store:
         row = self.db.one("SELECT * FROM slots WHERE name = ?", name)
         if row is None:
             return SlotRow(name)
-        return SlotRow(**{**dict(row), "restore_hold": bool(row["restore_hold"])})
+        return SlotRow(**{**dict(row), "restore_hold": bool(row["restore_hold"]), "force": bool(row["force"])})
 
     def update_slot(self, name: str, **columns: Any) -> None:
         """Set columns of a slot."""

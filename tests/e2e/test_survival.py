@@ -1,5 +1,6 @@
 """What happens to the daemon, its servers, its disk and its port, and that the best-known serves afterwards."""
 
+import json
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ import time
 import pytest
 from e2e.house import SLOT, House
 
+from autotuner.core.decide import RESTORE_FAILURES_MAX
 from autotuner.core.state import LaunchState, Purpose
 
 pytestmark = pytest.mark.e2e
@@ -276,3 +278,68 @@ def test_what_was_never_launched_by_autotuner_is_never_in_its_record(house: Hous
     rows = house.read(lambda s: s.open_launches(SLOT))
     assert len(rows) == 1
     assert rows[0].state is LaunchState.SERVING
+
+
+def test_stop_empties_the_slot_also_over_a_restart_of_the_daemon_until_somebody_resumes(house: House) -> None:
+    with_best_known(house)
+    said = house.cli("stop", "--reason", "new driver", "--wait", "--timeout", "40").stdout
+    assert "no server runs" in said
+    assert house.servers() == []
+    assert "stopped base" in house.titles()
+    assert "new driver" in house.status()["stopped"]
+    house.end()
+    house.start()
+    house.wait(lambda: "stopped on purpose" in house.status()["decision"])
+    assert house.servers() == []
+    house.cli("resume")
+    house.wait_serving("base")
+
+
+def test_stop_and_restore_best_work_half_way_through_a_trial_and_without_a_daemon(house: House) -> None:
+    house.benchmark["seconds"] = "6"
+    with_best_known(house)
+    house.cli("enqueue", house.candidate("b", tok_s=400))
+    house.wait_measuring("b")
+    house.kill()
+    assert len(house.servers()) == 1, "the trial's server outlives the daemon"
+    house.cli("stop", "--force")
+    assert house.servers() == []
+    assert [t["name"] for t in house.status()["queue"]] == ["b"]
+    assert "base serves" in house.cli("restore-best").stdout
+    assert not house.status()["stopped"]
+    assert len(house.servers()) == 1
+
+
+def test_a_trial_waits_until_no_request_runs_on_the_best_known_unless_it_is_forced(house: House) -> None:
+    with_best_known(house, tok_s=5)
+    body = json.dumps({"model": "fake", "prompt": "hello", "max_tokens": 4000, "stream": True}).encode()
+    request = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", house.port)) as user:
+        user.sendall(request.encode() + body)
+        house.cli("enqueue", house.candidate("b", tok_s=400))
+        house.wait(lambda: "1 requests run on base" in house.status()["decision"])
+        time.sleep(2)  # longer than drain_s
+        assert "1 requests run on base" in house.status()["decision"]
+        assert [r.name for r in house.launches()] == ["base"]
+        house.cli("enqueue", "--force", house.candidate("b", tok_s=400))  # it waits already: now it is forced
+        house.wait_serving("b", 60)
+
+
+def test_a_best_known_that_serves_and_dies_again_and_again_gives_way_to_the_one_before_it(house: House) -> None:
+    with_best_known(house)
+    house.cli("enqueue", house.candidate("b", tok_s=400))
+    house.wait_serving("b", 60)
+    died: set[str] = set()
+    for _ in range(RESTORE_FAILURES_MAX):
+        house.wait_serving("b")
+        (serving,) = [r for r in house.launches() if r.state is LaunchState.SERVING]
+        assert serving.id not in died
+        died.add(serving.id)
+        os.kill(house.servers()[0], signal.SIGKILL)
+        house.wait(lambda: serving.id not in {r.id for r in house.launches() if r.state is LaunchState.SERVING})  # noqa: B023 - asked at once
+    house.wait(lambda: (house.status()["serving"] or {}).get("name") == "base" and len(house.servers()) == 1)
+    assert [r.name for r in house.launches()].count("b") == RESTORE_FAILURES_MAX
+    text = house.wait(
+        lambda: next((e.text for e in house.read(lambda s: s.entries_after(0)) if e.title == "restored base"), "")
+    )
+    assert "autotuner restore-best" in text, "the entry says how the newest is tried again"

@@ -261,13 +261,26 @@ def test_restore_failures_are_those_of_this_boot_not_asked_for(store: Store) -> 
             {"mono_s": 5.0},
             {"boot_id": "older"},
             {"end_asked": 1},
-            {"purpose": Purpose.TRIAL},
+            {"purpose": Purpose.TRIAL, "mono_s": 7.0},
             {"state": LaunchState.SERVING},
         ]
     ):
         store.add_launch(launch_row(f"l{i}"))
         store.update_launch(f"l{i}", **{"state": LaunchState.ENDED, **columns})
-    assert store.restore_failures("kimi", best, "b", 8.0) == 1
+    assert store.restore_failures("kimi", best, "b") == [5.0, 7.0, 10.0]
+    store.forgive_failures("kimi")
+    assert store.restore_failures("kimi", best, "b") == []
+
+
+def test_what_a_best_known_did_before_it_won_does_not_count_against_it_but_the_server_that_won_does(
+    store: Store,
+) -> None:
+    best = candidate().id
+    for number, columns in enumerate(({"trial_id": 1}, {"trial_id": 2}, {})):
+        store.add_launch(launch_row(f"l{number}", mono_s=float(number)))
+        store.update_launch(f"l{number}", state=LaunchState.ENDED, **columns)
+    store.promote("kimi", best, "a", 2, AT)
+    assert store.restore_failures("kimi", best, "b") == [1.0, 2.0]
 
 
 # --- the queue's order
@@ -481,7 +494,7 @@ def test_a_schema_of_another_version_is_refused(tmp_path: Path) -> None:
     store = Store(path)
     store.db.run("UPDATE meta SET value = '99' WHERE key = 'schema'")
     store.close()
-    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 6"):
+    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 7"):
         Store(path)
 
 
@@ -492,8 +505,10 @@ def old_database(path: Path) -> None:
     store.add_launch(launch_row("old", state=LaunchState.SERVING))
     store.db.run("ALTER TABLE launches DROP COLUMN engine_version")
     store.db.run("ALTER TABLE launches DROP COLUMN configuration")
-    for column in ("basis", "confirms", "parent", "answers", "alpha"):
+    for column in ("basis", "confirms", "parent", "answers", "alpha", "force"):
         store.db.run(f"ALTER TABLE trials DROP COLUMN {column}")
+    for column in ("stopped", "force"):
+        store.db.run(f"ALTER TABLE slots DROP COLUMN {column}")
     store.db.run("DROP TABLE policies")
     store.db.run("DROP TABLE proposals")
     store.db.run("ALTER TABLE results DROP COLUMN gaps")
@@ -517,7 +532,7 @@ def test_a_migrated_database_has_the_columns_of_a_new_one(tmp_path: Path) -> Non
     columns = []
     for name in ("old.db", "new.db"):
         store = Store(tmp_path / name)
-        tables = ("launches", "trials", "policies", "proposals", "results")
+        tables = ("launches", "trials", "policies", "proposals", "results", "slots")
         columns.append([tuple(row)[1:] for table in tables for row in store.db.all(f"PRAGMA table_info({table})")])
         store.close()
     assert columns[0] == columns[1]
