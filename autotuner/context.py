@@ -71,7 +71,7 @@ class LogReader:
         found: list[LogFact] = []
         while data := await self.host.read_log(self.launch_id, self.offset):
             self.offset += len(data)
-            found += self._reader.feed(data)
+            found += self._reader.feed(data.replace(b"\0", b""))  # zeros are the middle of a log that was cut
         self._keep(found)
         return tuple(found)
 

@@ -15,7 +15,7 @@ from typing import Any
 from autotuner import log, outcome
 from autotuner.context import SlotContext
 from autotuner.core.policy import Policy
-from autotuner.edge import clock, statusfile
+from autotuner.edge import clock, housekeeping, statusfile
 from autotuner.edge.ballast import Ballast
 from autotuner.edge.files import FolderLock
 from autotuner.edge.host import Host
@@ -27,6 +27,7 @@ from autotuner.errors import AutotunerError, DiskFull, InvalidInput, JournalBrok
 from autotuner.settings import Settings, load_policies, load_settings, needs_restart
 from autotuner.slotworker import SlotWorker
 
+TIDY_EVERY_S = 60.0
 STATUS_EVERY_S = 5.0  # how old the status file may get while nothing changes: replacing a file makes the disk work
 CYCLE_DEADLINE_S = 30.0  # a cycle only looks and records; one that takes longer than this is wedged
 
@@ -52,6 +53,7 @@ class Daemon:
         self._trouble = ""
         self._shown: dict[str, Any] = {}
         self._shown_s = 0.0
+        self._tidy_at_s = 0.0
         self._log = log.get()
         self._take_secrets()
 
@@ -101,6 +103,7 @@ class Daemon:
                 for worker in self._workers:
                     await worker.cycle()
                 self._publish()
+                await self._tidy()
         except StoreError as error:
             self._in_trouble(error)
             return started
@@ -144,6 +147,34 @@ class Daemon:
             self._journal.append(entry)
         if waiting or self._store.last_published() < self._journal.last_number:
             self._store.mark_published(self._journal.last_number)
+
+    async def _tidy(self) -> None:
+        """Now and then: keep logs, old launches and what can be made again within bounds."""
+        if clock.monotonic_s() < self._tidy_at_s:
+            return
+        self._tidy_at_s = clock.monotonic_s() + TIDY_EVERY_S
+        settings, folder = self._settings, self._settings.launches
+        try:
+            for launch in sorted({launch for w in self._workers for launch in w.ctx.living}):
+                if housekeeping.cut_log(folder / launch / housekeeping.LOG, settings.log_mib_max << 20):
+                    self._log.warning("a server's log was too long; its middle was cut out", launch=launch)
+            await self._prune(folder)
+            housekeeping.bound(settings.proposals, "*.toml", housekeeping.CANDIDATES_MAX)
+            housekeeping.bound(settings.cache, "*.json", housekeeping.ANSWERS_MAX)
+        except OSError as error:
+            self._log.warning("the state folder could not be tidied", error=str(error))
+
+    async def _prune(self, folder: Path) -> None:
+        """Remove folders of launches that ended long ago: never one that lives, nor one that the record does not know."""
+        kept = self._store.launches_to_keep(self._settings.slots, self._settings.keep_launches)
+        gone = 0
+        for launch in housekeeping.unprotected(folder, kept):
+            if gone >= housekeeping.REMOVED_MAX:
+                break
+            if self._store.has_ended(launch) and not (await self._host.inspect(launch)).alive:
+                gone += housekeeping.remove(folder, launch)
+        if gone:
+            self._log.info("folders of old launches removed", launches=gone)
 
     def _open_journal(self) -> None:
         label = clock.utc_label().replace(" ", "T").replace(":", "")

@@ -111,6 +111,8 @@ class Settings(_Strict):
     cycle_s: float = Field(default=1.0, ge=0.05, le=30)
     serving_probe_every_s: float = Field(default=60.0, ge=0)
     disk_free_min_mib: int = Field(default=64, ge=0)
+    keep_launches: int = Field(default=50, ge=1)
+    log_mib_max: int = Field(default=64, ge=1)
     slots: dict[SlotName, Slot] = Field(min_length=1)
     benchmarks: dict[str, Benchmark] = Field(default_factory=lambda: {"default": Benchmark()}, min_length=1)
     objective: Objective = Objective()

@@ -7,6 +7,7 @@ explains, and only then appended to the journal. Rows go out as the core's own t
 import base64
 import json
 import zlib
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -261,6 +262,21 @@ class Store:
         return self._launches(
             "(? IS NULL OR slot = ?) AND (? IS NULL OR trial_id = ?) ORDER BY rowid", slot, slot, trial_id, trial_id
         )
+
+    def launches_to_keep(self, slots: Iterable[str], newest: int) -> set[str]:
+        """Return the ids of launches that have not ended, of so many newest of each slot, and of each best-known's last."""
+        kept = {row["id"] for row in self.db.all("SELECT id FROM launches WHERE state != 'ended'")}
+        for slot in slots:
+            last = "SELECT id FROM launches WHERE +slot = ? ORDER BY rowid DESC LIMIT ?"
+            kept |= {row["id"] for row in self.db.all(last, slot, newest)}
+            for candidate, _, _ in self.ladder(slot):
+                mine = "SELECT id FROM launches WHERE +slot = ? AND candidate_id = ? ORDER BY rowid DESC LIMIT 1"
+                kept |= {row["id"] for row in self.db.all(mine, slot, candidate)}
+        return kept
+
+    def has_ended(self, launch_id: str) -> bool:
+        """Tell whether a launch is on record as ended; one that nobody knows is not."""
+        return self.db.one("SELECT 1 FROM launches WHERE id = ? AND state = 'ended'", launch_id) is not None
 
     def twin_trials(self, trial: Trial, identity: str) -> list[Trial]:
         """Return the ended trials of other candidates on servers of this identity, under one benchmark, newest first."""

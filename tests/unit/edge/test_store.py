@@ -679,3 +679,18 @@ def test_every_commit_is_synced(tmp_path: Path) -> None:
     assert database.one("PRAGMA journal_mode")[0] == "wal"  # type: ignore[index]
     assert database.one("PRAGMA synchronous")[0] == 2  # type: ignore[index]
     database.close()
+
+
+def test_launches_to_keep_are_those_that_run_the_newest_of_each_slot_and_the_last_of_each_best_known(
+    store: Store,
+) -> None:
+    for number in range(6):
+        store.put_candidate(made := candidate(f"c{number}", flag=str(number)), "", "")
+        store.add_launch(launch_row(f"l{number}", candidate_id=made.id))
+        if number:
+            store.update_launch(f"l{number}", state=LaunchState.ENDED)
+        if number == 2:
+            store.promote("kimi", made.id, made.name, 1, AT)
+    assert store.launches_to_keep(["kimi"], 2) == {"l0", "l2", "l4", "l5"}
+    assert store.launches_to_keep(["other"], 2) == {"l0"}
+    assert [store.has_ended(name) for name in ("l0", "l1", "nobody's")] == [False, True, False]
