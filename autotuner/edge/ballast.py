@@ -4,6 +4,7 @@ import contextlib
 import os
 from pathlib import Path
 
+NAME = "ballast"
 BALLAST_BYTES = 4 << 20
 
 
@@ -11,7 +12,7 @@ class Ballast:
     """Room held back for bad times."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "ballast"
+        self._path = folder / NAME
 
     def take(self) -> bool:
         """Hold the room; false if there is none to hold."""
