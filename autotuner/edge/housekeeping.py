@@ -13,7 +13,7 @@ from pathlib import Path
 
 LOG = "server.log"
 HEAD_BYTES = 4 << 20  # of a log that is cut: its start, with the command line and what the server resolved
-CUT = b"\n=== autotuner cut the middle out of this log, for it had become too long; its end goes on below ===\n"
+CUT = b"\n=== the middle of this log was cut out by autotuner, for it had become too long (log_mib_max) ===\n"
 PIECE_BYTES = 64 << 20
 REMOVED_MAX = 20  # folders at a time, so that a cycle stays short
 CANDIDATES_MAX, ANSWERS_MAX = 200, 64  # files of proposed candidates, and of what can be asked again

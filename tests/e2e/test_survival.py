@@ -1,6 +1,5 @@
 """What happens to the daemon, its servers, its disk and its port, and that the best-known serves afterwards."""
 
-import json
 import os
 import signal
 import socket
@@ -308,21 +307,6 @@ def test_stop_and_restore_best_work_half_way_through_a_trial_and_without_a_daemo
     assert "base serves" in house.cli("restore-best").stdout
     assert not house.status()["stopped"]
     assert len(house.servers()) == 1
-
-
-def test_a_trial_waits_until_no_request_runs_on_the_best_known_unless_it_is_forced(house: House) -> None:
-    with_best_known(house, tok_s=5)
-    body = json.dumps({"model": "fake", "prompt": "hello", "max_tokens": 4000, "stream": True}).encode()
-    request = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", house.port)) as user:
-        user.sendall(request.encode() + body)
-        house.cli("enqueue", house.candidate("b", tok_s=400))
-        house.wait(lambda: "1 requests run on base" in house.status()["decision"])
-        time.sleep(2)  # longer than drain_s
-        assert "1 requests run on base" in house.status()["decision"]
-        assert [r.name for r in house.launches()] == ["base"]
-        house.cli("enqueue", "--force", house.candidate("b", tok_s=400))  # it waits already: now it is forced
-        house.wait_serving("b", 60)
 
 
 def test_a_best_known_that_serves_and_dies_again_and_again_gives_way_to_the_one_before_it(house: House) -> None:
