@@ -173,3 +173,19 @@ def test_a_secret_is_hidden_in_base64_whatever_stands_beside_it(before: bytes, a
 def test_a_secret_is_hidden_in_a_url(safe: str) -> None:
     url = f"http://host/v1?key={urllib.parse.quote(SECRET, safe=safe)}&n=1"
     assert redact_text(url.replace("key", "k"), frozenset({SECRET})) == "http://host/v1?k=***&n=1"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('{"api_key": "abc", "top_k": "3"}', '{"api_key": "***", "top_k": "3"}'),
+        ("{'hf_token' : 'a,b c', 'model': 'm'}", "{'hf_token' : '***', 'model': 'm'}"),
+        (r'"{\"password\":\"x y\"}"', r'"{\"password\":\"***\"}"'),
+        (
+            '{"api_key": null, "api_keys": 3, "eos-token": "</s>"}',
+            '{"api_key": null, "api_keys": 3, "eos-token": "</s>"}',
+        ),
+    ],
+)
+def test_a_secret_is_hidden_by_its_name_in_json_and_in_what_python_prints(text: str, shown: str) -> None:
+    assert redact_text(text) == shown
