@@ -54,6 +54,7 @@ class Daemon:
         self._shown: dict[str, Any] = {}
         self._shown_s = 0.0
         self._tidy_at_s = 0.0
+        self._uncut: set[str] = set()
         self._log = log.get()
         self._take_secrets()
 
@@ -153,16 +154,26 @@ class Daemon:
         if clock.monotonic_s() < self._tidy_at_s:
             return
         self._tidy_at_s = clock.monotonic_s() + TIDY_EVERY_S
-        settings, folder = self._settings, self._settings.launches
+        self._cut_logs()
         try:
-            for launch in sorted({launch for w in self._workers for launch in w.ctx.living}):
-                if housekeeping.cut_log(folder / launch / housekeeping.LOG, settings.log_mib_max << 20):
-                    self._log.warning("a server's log was too long; its middle was cut out", launch=launch)
-            await self._prune(folder)
-            housekeeping.bound(settings.proposals, "*.toml", housekeeping.CANDIDATES_MAX)
-            housekeeping.bound(settings.cache, "*.json", housekeeping.ANSWERS_MAX)
+            await self._prune(self._settings.launches)
         except OSError as error:
-            self._log.warning("the state folder could not be tidied", error=str(error))
+            self._log.warning("old launches could not be removed", error=str(error))
+        housekeeping.bound(self._settings.proposals, "*.toml", housekeeping.CANDIDATES_MAX)
+        housekeeping.bound(self._settings.cache, "*.json", housekeeping.ANSWERS_MAX)
+
+    def _cut_logs(self) -> None:
+        for launch in sorted({launch for w in self._workers for launch in w.ctx.living}):
+            path = self._settings.launches / launch / housekeeping.LOG
+            try:
+                if housekeeping.cut_log(path, self._settings.log_mib_max << 20):
+                    self._log.warning("a server's log was too long; its middle was cut out", launch=launch)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if launch not in self._uncut:  # said once, not every minute; `doctor` says it, too
+                    self._log.warning("a server's log is too long and cannot be cut", path=str(path), error=str(error))
+                    self._uncut.add(launch)
 
     async def _prune(self, folder: Path) -> None:
         """Remove folders of launches that ended long ago: never one that lives, nor one that the record does not know."""

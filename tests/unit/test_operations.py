@@ -290,3 +290,26 @@ def test_doctor_makes_nothing_on_a_host_that_it_looks_at_and_names_settings_that
     file.write_text("state_dirr = 3\n")
     wrong = CliRunner().invoke(main, ["-s", str(file), "doctor"])
     assert (wrong.exit_code, "state_dirr" in wrong.output) == (1, True)
+
+
+def test_a_log_that_cannot_be_cut_is_told_once_and_keeps_nothing_else_from_being_tidied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(path: Path, most: int) -> bool:
+        raise OSError(95, "not supported")
+
+    monkeypatch.setattr(housekeeping, "cut_log", cannot)
+    daemon = Daemon(house(tmp_path))
+    try:
+        (worker,) = daemon._workers
+        worker.ctx.living = frozenset({"l0"})
+        folder = worker.ctx.settings.launches
+        for number in range(4):
+            launched(worker.ctx, f"l{number}", state=LaunchState.SERVING if number == 0 else LaunchState.ENDED)
+            (folder / f"l{number}").mkdir(parents=True)
+            (folder / f"l{number}" / "exit.json").write_text('{"code": 0}')
+        asyncio.run(daemon._tidy())
+        assert {path.name for path in folder.iterdir()} == {"l0", "l2", "l3"}
+        assert daemon._uncut == {"l0"}
+    finally:
+        daemon.close()
