@@ -27,7 +27,7 @@ from autotuner.engines.base import Diagnosis, ServerExit, Stage
 from autotuner.engines.diagnosis import never_started, own_stop
 from autotuner.engines.reading import read
 from autotuner.engines.vocabulary import State
-from autotuner.errors import HostError
+from autotuner.errors import DiskFull, HostError
 from autotuner.installed import engine_version
 
 START_POLL_S = 0.25
@@ -65,6 +65,7 @@ async def launch(ctx: SlotContext, action: decide.Launch) -> None:
             end_asked=False,
             diagnosis=None,
         )
+        ctx.take_secrets()
         ctx.store.add_launch(row)
         spec = LaunchSpec(
             launch_id=launch_id,
@@ -74,7 +75,11 @@ async def launch(ctx: SlotContext, action: decide.Launch) -> None:
             secret_files=ctx.slot.secret_files,
             stop_grace_s=ctx.slot.stop_grace_s,
         )
-        await ctx.host.start(spec)
+        try:
+            await ctx.host.start(spec)
+        except DiskFull:  # nothing runs, and the server is not to blame: this launch must not count against it
+            ctx.store.update_launch(launch_id, end_asked=True)
+            raise
         ctx.store.move_launch(launch_id, LaunchState.STARTING)
     except HostError:
         ctx.refused.add(launch_id)
@@ -140,6 +145,7 @@ async def stop(ctx: SlotContext, action: decide.Stop) -> None:
     ctx.store.update_launch(row.id, end_asked=True)
     ctx.live = Live(stage="stopping", since_s=clock.monotonic_s())
     await stop_and_prove(ctx, row)
+    outcome.stopped(ctx, row)
 
 
 async def stop_and_prove(ctx: SlotContext, row: LaunchRow) -> ServerSeen:
@@ -324,17 +330,34 @@ def _must_be_stopped(seen: ServerSeen, row: LaunchRow) -> None:
         raise HostError(f"the server of {row.name} could not be stopped: processes of launch {row.id} still live")
 
 
+async def traffic(ctx: SlotContext, trial_id: int) -> str:
+    """Say what runs on a best-known that would have to make room for a trial; empty if nothing does, or if it is forced."""
+    ladder = {candidate for candidate, _, _ in ctx.store.ladder(ctx.name)}
+    serving = next((r for r in ctx.store.open_launches(ctx.name) if r.state is LaunchState.SERVING), None)
+    if (
+        serving is None
+        or serving.candidate_id not in ladder
+        or ctx.slot.drain_s <= 0
+        or ctx.store.trial(trial_id).force
+    ):
+        return ""
+    candidate = ctx.store.candidate(serving.candidate_id)
+    async with ctx.probe(candidate) as probe:
+        busy = await probe.requests(ctx.engine(candidate).read_metrics)
+    return f"{busy:.0f} requests run on {serving.name}" if busy > 0 else ""
+
+
 async def _drain(ctx: SlotContext, row: LaunchRow) -> None:
-    """Let requests that run on a serving server end, for as long as the settings allow."""
-    if row.state is not LaunchState.SERVING or ctx.slot.drain_s <= 0:
+    """Let requests that run on a serving server end, for as long as the settings allow; not if somebody forces the stop."""
+    trial = ctx.store.trial_in_hand(ctx.name)
+    forced = ctx.store.slot(ctx.name).force or (trial is not None and trial.force)
+    if row.state is not LaunchState.SERVING or ctx.slot.drain_s <= 0 or forced:
         return
     candidate = ctx.store.candidate(row.candidate_id)
     deadline = clock.monotonic_s() + ctx.slot.drain_s
     async with ctx.probe(candidate) as probe:
-        while clock.monotonic_s() < deadline:
-            text = await probe.scrape()
-            counters = ctx.engine(candidate).read_metrics(text) if text else None
-            busy = ((counters.running or 0) + (counters.queued or 0)) if counters else 0
+        while clock.monotonic_s() < deadline and not ctx.store.slot(ctx.name).force:
+            busy = await probe.requests(ctx.engine(candidate).read_metrics)
             if busy <= 0:
                 return
             left = duration(deadline - clock.monotonic_s())

@@ -1,7 +1,9 @@
 """What the actions of one slot share: its settings, store and host, and what this daemon knows of its servers."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from autotuner import log
 from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.core.candidate import Candidate
 from autotuner.core.effective import merge, overlay
@@ -69,7 +71,7 @@ class LogReader:
         found: list[LogFact] = []
         while data := await self.host.read_log(self.launch_id, self.offset):
             self.offset += len(data)
-            found += self._reader.feed(data)
+            found += self._reader.feed(data.replace(b"\0", b""))  # zeros are the middle of a log that was cut
         self._keep(found)
         return tuple(found)
 
@@ -101,6 +103,7 @@ class SlotContext:
 
     `settled` are the trials whose proposals it has tried to work out, `refused` the launches that the host could not start;
     `measured` has, by benchmark, the last entry that was looked at and what each candidate's newest trial came to by then.
+    `blocked` is what the record says of a slot that cannot go on, once known.
     """
 
     name: str
@@ -116,6 +119,7 @@ class SlotContext:
     live: Live = field(default_factory=Live)
     logs: dict[str, LogReader] = field(default_factory=dict)
     announced: str = ""
+    blocked: str | None = None
     settled: set[int] = field(default_factory=set)
     measured: dict[str, tuple[int, dict[str, tuple[str, dict[Level, float]]]]] = field(default_factory=dict)
 
@@ -123,6 +127,20 @@ class SlotContext:
     def slot(self) -> Slot:
         """The slot's settings."""
         return self.settings.slots[self.name]
+
+    def take_secrets(self) -> None:
+        """Learn the values that must never be shown, so that a server that prints one does not leak it.
+
+        Again before each launch, for that is when the server reads them, and a key may have been changed since.
+        """
+        values = set(self.store.secrets)
+        for path in self.slot.secret_files.values():
+            try:
+                values.add(Path(path).read_text(encoding="utf-8").strip())
+            except (OSError, ValueError):
+                log.get().warning("a secret file cannot be read", slot=self.name, path=path)
+        self.store.secrets = frozenset(v for v in values if v)
+        log.hide(self.store.secrets)
 
     def engine(self, candidate: Candidate) -> Engine:
         """The reader of a candidate's engine."""

@@ -7,14 +7,16 @@ again from what is recorded and what is observed.
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from autotuner import log, outcome
 from autotuner.context import SlotContext
 from autotuner.core.decide import Wait
 from autotuner.core.policy import Policy
 from autotuner.core.redact import hide, hide_values
-from autotuner.edge import clock, statusfile
+from autotuner.edge import clock, housekeeping, statusfile
 from autotuner.edge.ballast import Ballast
 from autotuner.edge.files import FolderLock
 from autotuner.edge.hanging import HangWatch
@@ -24,12 +26,14 @@ from autotuner.edge.journal import Journal, Recovered
 from autotuner.edge.notify import Notifier
 from autotuner.edge.seals import Seals
 from autotuner.edge.store import Store
-from autotuner.errors import AutotunerError, DiskFull, JournalBroken, StoreError
-from autotuner.settings import Settings, load_policies, load_settings
+from autotuner.errors import AutotunerError, DiskFull, InvalidInput, JournalBroken, Problem, StoreError
+from autotuner.settings import Settings, load_policies, load_settings, needs_restart
 from autotuner.slotworker import SlotWorker
 
 AFTER_A_STEP_S = 0.1
 END_DEADLINE_S = 20.0  # well within the time that the unit gives a stop
+TIDY_EVERY_S = 60.0
+STATUS_EVERY_S = 5.0  # how old the status file may get while nothing changes: replacing a file makes the disk work
 CYCLE_DEADLINE_S = 30.0  # a cycle only looks and records; one that takes longer than this is wedged
 
 
@@ -56,6 +60,10 @@ class Daemon:
         self._ending = asyncio.Event()
         self._reload_wanted = False
         self._trouble = ""
+        self._shown: dict[str, Any] = {}
+        self._shown_s = 0.0
+        self._tidy_at_s = 0.0
+        self._uncut: set[str] = set()
         self._log = log.get()
         self._take_secrets()
 
@@ -76,8 +84,6 @@ class Daemon:
     async def _work(self, watch: HangWatch) -> None:
         watch.expect(CYCLE_DEADLINE_S)
         await self._say_where_servers_live()
-        # Ready means: the record is open and the slots are worked. A disk that is full now is said in STATUS instead.
-        self._notifier.ready()
         started = False
         while not self._ending.is_set():
             watch.expect(CYCLE_DEADLINE_S)
@@ -87,20 +93,21 @@ class Daemon:
         watch.expect(END_DEADLINE_S)
         await self._end()
 
-    async def restore_now(self, slot: str, deadline_s: float) -> bool:
-        """Do what `restore-best` asks without a running daemon: work one slot until it is done; tell whether it is."""
+    async def work_until(self, slot: str, done: Callable[[], bool], deadline_s: float) -> None:
+        """Work one slot without a running daemon until what a command asked for is done, or so many seconds have passed."""
         worker = next(w for w in self._workers if w.ctx.name == slot)
         until = clock.monotonic_s() + deadline_s
         worker.start_up()
         while clock.monotonic_s() < until:
-            await worker.cycle()
-            self._publish()
-            row = self._store.slot(slot)
-            if not row.restore_wanted and not worker.busy:
-                return not row.degraded
+            try:
+                await worker.cycle()
+                self._publish()
+            except StoreError as error:
+                self._in_trouble(error)
+            if done() and not worker.busy:
+                return
             await clock.sleep(0.2)
         await worker.end()
-        return False
 
     def close(self) -> None:
         """Give back the store and the lock."""
@@ -118,6 +125,7 @@ class Daemon:
                 for worker in self._workers:
                     await worker.cycle()
                 self._publish()
+                await self._tidy()
         except StoreError as error:
             self._in_trouble(error)
             return started
@@ -190,6 +198,44 @@ class Daemon:
                 slot = next(iter(self._settings.slots))
                 self._note(slot, "not sealed", f"Entries from here on are not sealed: {error}.", [])
 
+    async def _tidy(self) -> None:
+        """Now and then: keep logs, old launches and what can be made again within bounds."""
+        if clock.monotonic_s() < self._tidy_at_s:
+            return
+        self._tidy_at_s = clock.monotonic_s() + TIDY_EVERY_S
+        self._cut_logs()
+        try:
+            await self._prune(self._settings.launches)
+        except OSError as error:
+            self._log.warning("old launches could not be removed", error=str(error))
+        housekeeping.bound(self._settings.proposals, "*.toml", housekeeping.CANDIDATES_MAX)
+        housekeeping.bound(self._settings.cache, "*.json", housekeeping.ANSWERS_MAX)
+
+    def _cut_logs(self) -> None:
+        for launch in sorted({launch for w in self._workers for launch in w.ctx.living}):
+            path = self._settings.launches / launch / housekeeping.LOG
+            try:
+                if housekeeping.cut_log(path, self._settings.log_mib_max << 20):
+                    self._log.warning("a server's log was too long; its middle was cut out", launch=launch)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if launch not in self._uncut:  # said once, not every minute; `doctor` says it, too
+                    self._log.warning("a server's log is too long and cannot be cut", path=str(path), error=str(error))
+                    self._uncut.add(launch)
+
+    async def _prune(self, folder: Path) -> None:
+        """Remove folders of launches that ended long ago: never one that lives, nor one that the record does not know."""
+        kept = self._store.launches_to_keep(self._settings.slots, self._settings.keep_launches)
+        gone = 0
+        for launch in housekeeping.unprotected(folder, kept):
+            if gone >= housekeeping.REMOVED_MAX:
+                break
+            if self._store.has_ended(launch) and not (await self._host.inspect(launch)).alive:
+                gone += housekeeping.remove(folder, launch)
+        if gone:
+            self._log.info("folders of old launches removed", launches=gone)
+
     def _open_journal(self) -> None:
         label = clock.utc_label().replace(" ", "T").replace(":", "")
         slot = next(iter(self._settings.slots))
@@ -233,8 +279,12 @@ class Daemon:
             }
             for w in self._workers
         }
-        status = {"pid": os.getpid(), "at": clock.utc_label(), "at_s": clock.monotonic_s(), "trouble": self._trouble}
-        statusfile.write(self._settings.state_dir, hide_values({**status, "slots": slots}, self._store.secrets))
+        shown, now_s = {"trouble": self._trouble, "slots": slots}, clock.monotonic_s()
+        if shown == self._shown and now_s - self._shown_s < STATUS_EVERY_S:
+            return
+        self._shown, self._shown_s = shown, now_s
+        status = {"pid": os.getpid(), "at": clock.utc_label(), "at_s": now_s, **shown}
+        statusfile.write(self._settings.state_dir, hide_values(status, self._store.secrets))
         said = self._trouble or "; ".join(f"{w.ctx.name}: {w.last.reason}" for w in self._workers)
         self._notifier.status(hide(said, self._store.secrets))
 
@@ -259,8 +309,9 @@ class Daemon:
         try:
             settings = load_settings(self._path)
             policies = load_policies(settings)
-            fixed = ("state_dir", "journal", "launches", "launcher", "slots")
-            _check_fixed(self._settings, settings, fixed)
+            if changed := needs_restart(self._settings, settings):
+                verb = "needs" if len(changed) == 1 else "need"
+                raise InvalidInput([Problem(str(self._path), f"{', '.join(changed)} {verb} a restart of the daemon")])
         except AutotunerError as error:
             self._log.error("settings not taken over, the old ones stay in force", error=str(error))
             sentence = f"Settings or policies could not be read again; the old ones stay in force: {error}"
@@ -279,16 +330,8 @@ class Daemon:
         self._warn()
 
     def _take_secrets(self) -> None:
-        """Learn the values that must never be shown, so that a server that prints one does not leak it."""
-        values = set()
-        for slot in self._settings.slots.values():
-            for path in slot.secret_files.values():
-                try:
-                    values.add(Path(path).read_text(encoding="utf-8").strip())
-                except OSError:
-                    self._log.warning("a secret file cannot be read", path=path)
-        self._store.secrets = frozenset(v for v in values if v)
-        log.hide(self._store.secrets)
+        for worker in self._workers:
+            worker.ctx.take_secrets()
 
     def _worker(self, name: str) -> SlotWorker:
         return SlotWorker(SlotContext(name, self._settings, self._policies, self._store, self._host))
@@ -298,10 +341,3 @@ class Daemon:
         for worker in self._workers:
             await worker.end()
         self._log.info("daemon ended; servers live on")
-
-
-def _check_fixed(old: Settings, new: Settings, keys: tuple[str, ...]) -> None:
-    """What servers and files already depend on cannot change under them."""
-    changed = [key for key in keys if getattr(new, key) != getattr(old, key)]
-    if changed:
-        raise AutotunerError(f"{', '.join(changed)} cannot change while the daemon runs; restart it for that")

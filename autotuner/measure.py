@@ -161,13 +161,8 @@ class _Level:
         await probe.flush_cache()
         deadline = clock.monotonic_s() + wait_s
         while clock.monotonic_s() < deadline:
-            text = await probe.scrape()
-            counters = self.engine.read_metrics(text) if text else None
-            if counters is None or (counters.running or 0) + (counters.queued or 0) <= 0:
+            if await probe.requests(self.engine.read_metrics) <= 0:
                 return
-            # SGLang sets its gauges when it runs a batch and leaves them as they are when the last one was cut off:
-            # a request of our own makes it set them anew.
-            await probe.generate(await probe.model())
             await clock.sleep(0.25)
         raise HostError(
             f"{self.trial.name} has requests running that are not the benchmark's; the level cannot be measured"

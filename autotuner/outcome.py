@@ -62,7 +62,9 @@ def restored(ctx: SlotContext, row: LaunchRow, ready_s: float | None) -> None:
     """Write the entry of a best-known that serves again, and forget what was wrong before."""
     slot = ctx.store.slot(ctx.name)
     why = slot.restore_wanted or "nothing else was to run"
-    draft = report.restored_entry(ctx.name, row.name, why, ready_s, ctx.generated.get(row.id, 0), ctx.slot.place.url)
+    newest = next((name for candidate, name, _ in ctx.store.ladder(ctx.name)[:1] if candidate != row.candidate_id), "")
+    seen = (ready_s, ctx.generated.get(row.id, 0), ctx.slot.place.url)
+    draft = report.restored_entry(ctx.name, row.name, why, *seen, instead_of=newest)
     ctx.store.add_entry(draft, clock.utc_label())
     ctx.store.update_slot(ctx.name, degraded="")
     ctx.announced = row.id
@@ -163,6 +165,7 @@ def queue_baseline(ctx: SlotContext, candidate_id: str, why: str) -> None:
             priority=queued[0].priority,
             is_baseline=True,
         )
+        ctx.store.update_trial(trial_id, force=queued[0].force)
         ctx.store.put_first(trial_id)
         note(ctx, f"queued baseline {candidate.name}", f"{why[0].upper()}{why[1:]}, so it is measured first.")
 
@@ -177,7 +180,18 @@ def restore_done(ctx: SlotContext, candidate_id: str | None, why: str) -> None:
         elif ctx.announced != row.id:
             restored(ctx, row, None)
         hold = {"paused": slot.restore_wanted} if slot.restore_hold and row is not None else {}
-        ctx.store.update_slot(ctx.name, restore_wanted="", restore_hold=0, **hold)
+        ctx.store.update_slot(ctx.name, restore_wanted="", restore_hold=0, force=False, **hold)
+
+
+def stopped(ctx: SlotContext, row: LaunchRow) -> None:
+    """Write the entry of a server that a person had stopped; a stop that only made room for another has none."""
+    slot = ctx.store.slot(ctx.name)
+    if not slot.stopped or slot.restore_wanted:
+        return
+    bullets = (("Next", "no server runs on this slot until `autotuner resume` or `autotuner restore-best`"),)
+    with ctx.store.transaction():
+        note(ctx, f"stopped {row.name}", f"The server of {row.name} was stopped on purpose, {slot.stopped}.", bullets)
+        ctx.store.update_slot(ctx.name, force=False)
 
 
 def degrade(ctx: SlotContext, why: str) -> None:
@@ -187,13 +201,14 @@ def degrade(ctx: SlotContext, why: str) -> None:
     last = failed[-1].diagnosis if failed else None
     with ctx.store.transaction():
         ctx.store.add_entry(report.degraded_entry(ctx.name, names, last, why), clock.utc_label())
-        ctx.store.update_slot(ctx.name, degraded=why, restore_wanted="", restore_hold=0)
+        ctx.store.update_slot(ctx.name, degraded=why, restore_wanted="", restore_hold=0, force=False)
 
 
 def blocked(ctx: SlotContext, why: str) -> None:
     """Write once, not every cycle, that something outside keeps the slot from going on; and once that it is over."""
-    before = ctx.store.slot(ctx.name).blocked
-    if why == before:
+    if ctx.blocked is None:
+        ctx.blocked = ctx.store.slot(ctx.name).blocked
+    if why == ctx.blocked:
         return
     with ctx.store.transaction():
         ctx.store.update_slot(ctx.name, blocked=why)
@@ -204,6 +219,7 @@ def blocked(ctx: SlotContext, why: str) -> None:
             )
         else:
             note(ctx, "unblocked", "What kept the slot from going on is gone.")
+    ctx.blocked = why
 
 
 def note(ctx: SlotContext, title: str, sentence: str, bullets: tuple[tuple[str, str], ...] = ()) -> None:

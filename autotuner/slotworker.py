@@ -11,6 +11,7 @@ from autotuner.core import decide
 from autotuner.core.decide import Decision, Doing, IncumbentRecord, LaunchRecord, Observed, Recorded, TrialRecord
 from autotuner.core.policy import Facts, built_in, holding
 from autotuner.core.state import Verdict
+from autotuner.core.statistics import most_within
 from autotuner.core.verdict import disagreement, judge, lost, next_level
 from autotuner.edge import clock
 from autotuner.edge.host import GpuUse, PortHolder
@@ -20,6 +21,7 @@ from autotuner.errors import HostError, StoreError
 GPU_WAIT_S = 60.0  # SIGKILL only marks a process: its memory is freed when the dying task closes its device files
 GPU_SLACK_MIB = 256.0  # a driver's own bookkeeping moves by about this much
 YIELD_SHARE = 0.5  # a trial in hand goes back to the queue below this share of the free disk that a new one needs
+RECORD_KEPT_S = 60.0  # the longest that what was read of an idle slot is believed without reading it again
 RETRY_AFTER_S = 5.0  # a failed action is tried again, but not in a tight loop
 
 
@@ -37,6 +39,7 @@ class SlotWorker:
         self._failed = ""
         self._free_mib = float("inf")
         self._ended, self._ended_s = "", 0.0
+        self._kept: tuple[tuple[Any, ...], float, Recorded] | None = None
         self._log = log.get().bind(slot=ctx.name)
 
     @property
@@ -58,19 +61,23 @@ class SlotWorker:
                 store.update_trial(trial.id, interruptions=trial.interruptions + 1)
                 self._interrupted_by_start = True
             slot = store.slot(name)
-            if store.ladder(name) and not slot.degraded and not slot.restore_wanted:
+            held = slot.degraded or slot.hands_off or slot.stopped
+            if store.ladder(name) and not held and not slot.restore_wanted:
                 store.update_slot(name, restore_wanted="the daemon was started")
 
     async def cycle(self) -> Decision:
         """Observe, decide and carry out or begin to. Raise StoreError where nothing can be recorded."""
         await self._collect()
         self._free_mib = await self.ctx.host.free_disk_mib()
-        recorded = self._record()
+        recorded = self._recorded()
         observed = await self._observe(recorded)
         decision = decide.decide(recorded, observed)
         if isinstance(decision.action, decide.Launch):  # only now does it matter who else is there, and to look costs
             strangers, freeing = await self._others()
             observed = dataclasses.replace(observed, strangers=strangers, freeing=freeing)
+            decision = decide.decide(recorded, observed)
+        elif isinstance(decision.action, decide.BeginTrial):
+            observed = dataclasses.replace(observed, traffic=await act.traffic(self.ctx, decision.action.trial_id))
             decision = decide.decide(recorded, observed)
         waits = isinstance(decision.action, decide.Wait | decide.Interrupt)
         if not waits and clock.monotonic_s() < self._wait_until_s:
@@ -115,6 +122,21 @@ class SlotWorker:
         fired = built_in("could-not-measure", sentence, Verdict.ERROR, advice)
         self.ctx.store.update_trial(trial_id, ended=fired.model_dump_json())
 
+    def _recorded(self) -> Recorded:
+        """The record; read again only if something was written since, or if time may have changed what it says.
+
+        Of a slot with nothing to try, time changes nothing: a cycle then costs one question.
+        """
+        version = (*self.ctx.store.version(), self.ctx.settings, self._interrupted_by_start)
+        if self._doing is not None:
+            return self._record()
+        if self._kept is not None and self._kept[0] == version and clock.monotonic_s() < self._kept[1]:
+            return self._kept[2]
+        recorded = self._record()
+        idle = recorded.trial is None and recorded.queued is None
+        self._kept = (version, clock.monotonic_s() + RECORD_KEPT_S, recorded) if idle else None
+        return recorded
+
     def _record(self) -> Recorded:
         store, name = self.ctx.store, self.ctx.name
         slot = store.slot(name)
@@ -125,15 +147,15 @@ class SlotWorker:
         if (
             self._doing is not None
         ):  # all that matters is whether it must yield: the rest is looked at once it has ended
-            yields = self._interrupt(slot) if self._doing.trial_id is not None else ""
+            trial_id = self._doing.trial_id
+            yields = self._interrupt(slot, store.trial(trial_id)) if trial_id is not None else ""
             return Recorded(name, launches, restore_wanted=slot.restore_wanted, interrupt_trial=yields)
         trial, queued = store.trial_in_hand(name), store.next_queued(name)
         # Starts that take long to fail must fit into the window three times, or the budget would never be spent.
         window_s = max(decide.RESTORE_WINDOW_S, 4 * self.ctx.slot.start_timeout_s)
-        since = clock.monotonic_s() - window_s
         boot = clock.boot_id()
         ladder = tuple(
-            IncumbentRecord(candidate, label, store.restore_failures(name, candidate, boot, since))
+            IncumbentRecord(candidate, label, most_within(store.restore_failures(name, candidate, boot), window_s))
             for candidate, label, _ in store.ladder(name)
         )
         return Recorded(
@@ -145,9 +167,10 @@ class SlotWorker:
             paused=slot.paused,
             hands_off=slot.hands_off,
             restore_wanted=slot.restore_wanted,
+            stopped=slot.stopped,
             degraded=slot.degraded,
-            no_new_trials=self._no_new_trials(slot) if queued else "",
-            interrupt_trial=self._interrupt(slot) if trial else "",
+            no_new_trials=self._no_new_trials(slot, queued) if queued else "",
+            interrupt_trial=self._interrupt(slot, trial) if trial else "",
             restore_always=self.ctx.settings.restore == "always",
             baseline_missing=trial is None
             and queued is not None
@@ -164,22 +187,22 @@ class SlotWorker:
             trial.id, trial.candidate_id, trial.name, trial.interruptions, coming, concluded, so_far.load
         )
 
-    def _no_new_trials(self, slot: SlotRow) -> str:
+    def _no_new_trials(self, slot: SlotRow, queued: Trial) -> str:
         closed = self.ctx.settings.window_closed(clock.local_now())
-        if closed:
+        if closed and not queued.force:
             return closed
         if low := self._disk_low("no trial is started", 1.0):
             return low
         fired = holding(self.ctx.policies, "next", self._budget_facts(slot))
         return next((f.sentence for f in fired if f.action == "pause" and not f.dry_run), "")
 
-    def _interrupt(self, slot: SlotRow) -> str:
+    def _interrupt(self, slot: SlotRow, trial: Trial) -> str:
         if self._interrupted_by_start:
             return "the daemon ended during it"
         if slot.paused.startswith("now:"):
             return slot.paused
         closed = self.ctx.settings.window_closed(clock.local_now())
-        if closed:
+        if closed and not trial.force:
             return closed
         # What room is left belongs to the best-known: its restore must be recorded too.
         if low := self._disk_low("no trial goes on", YIELD_SHARE):
@@ -255,7 +278,7 @@ class SlotWorker:
             case decide.Launch():
                 self._begin(act.launch(ctx, action), why, action.trial_id)
             case decide.AwaitServing():
-                self._begin(act.await_serving(ctx, action), why, action.trial_id)
+                self._begin(act.await_serving(ctx, action), why, action.trial_id, starts=True)
             case decide.RunLevel():
                 self._begin(measure.run_level(ctx, action), why, action.trial_id)
             case decide.Verify():
@@ -298,8 +321,8 @@ class SlotWorker:
             return ""
         return f"only {self._free_mib:.0f} MiB of disk are free, {least} are asked for: {so} (disk_free_min_mib)"
 
-    def _begin(self, work: Coroutine[Any, Any, None], what: str, trial_id: int | None) -> None:
-        self._doing = Doing(what, trial_id)
+    def _begin(self, work: Coroutine[Any, Any, None], what: str, trial_id: int | None, *, starts: bool = False) -> None:
+        self._doing = Doing(what, trial_id, starts)
         self._task = asyncio.create_task(work)
 
 

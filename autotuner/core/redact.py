@@ -11,6 +11,9 @@ from functools import lru_cache
 from typing import Any
 
 HIDDEN = "***"
+SECRET_CHARACTERS_MIN = 4
+BASE64_CHARACTERS_MIN = 8
+_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 
 _SECRET_NAME = re.compile(
     r"(^|[_-])(api[_-]?keys?|secrets?|credentials?|private[_-]?key|access[_-]?key)($|[_-])|passw(or)?d|passphrase",
@@ -29,6 +32,8 @@ _SECRET_TEXT = re.compile(
     r"|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
 )
 _ASSIGNED = re.compile(r"""(?<![\w-])(-{0,2}[A-Za-z_][\w-]*)=("[^"]*"|'[^']*'|[^\s"',;&)}\]]+)""")
+# `"api_key": "..."` as JSON and Python write it, also inside of a string, where the quotes have a backslash each.
+_KEYED = re.compile(r"""(\\?["'])([A-Za-z_][\w-]*)\1(\s*:\s*)(\\?["'])((?:(?!\4).)+)\4""")
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
 _CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
@@ -48,7 +53,12 @@ def redact_text(text: str, values: frozenset[str] = frozenset()) -> str:
     """Given free text and known secret values, return it with those, well-known token shapes and `secret=...` hidden."""
     for form in _forms(values):
         text = text.replace(form, HIDDEN)
-    return _ASSIGNED.sub(_hide_if_secret, _SECRET_TEXT.sub(HIDDEN, text))
+    return _KEYED.sub(_hide_if_keyed, _ASSIGNED.sub(_hide_if_secret, _SECRET_TEXT.sub(HIDDEN, text)))
+
+
+def shows_secret(text: str) -> bool:
+    """Given text of any kind, tell whether something in it has the shape of a well-known kind of secret."""
+    return _SECRET_TEXT.search(text) is not None
 
 
 def hide(text: str, values: frozenset[str]) -> str:
@@ -123,6 +133,11 @@ def _in_base64(raw: bytes) -> set[str]:
 def _hide_if_secret(match: re.Match[str]) -> str:
     name = match.group(1)
     return f"{name}={HIDDEN}" if names_secret(name.lstrip("-")) else match.group(0)
+
+
+def _hide_if_keyed(match: re.Match[str]) -> str:
+    quote, name, colon, other, _ = match.groups()
+    return f"{quote}{name}{quote}{colon}{other}{HIDDEN}{other}" if names_secret(name) else match.group(0)
 
 
 def redact_argv(argv: tuple[str, ...], values: frozenset[str] = frozenset()) -> tuple[str, ...]:

@@ -73,18 +73,23 @@ def trial_entry(report: TrialReport) -> Draft:
     )
 
 
-def restored_entry(slot: str, name: str, why: str, ready_s: float | None, tokens: int, url: str) -> Draft:
-    """Given a best-known that serves again, return its entry."""
+def restored_entry(
+    slot: str, name: str, why: str, ready_s: float | None, tokens: int, url: str, instead_of: str = ""
+) -> Draft:
+    """Given a best-known that serves again, return its entry; `instead_of` names the newest one where this is an older."""
     how = f"serving {duration(ready_s)} after its launch" if ready_s is not None else "it was still serving"
+    next_step = "nothing to do; the daemon goes on with the queue, if there is one"
+    older: tuple[tuple[str, str], ...] = ()
+    if instead_of:
+        older = (("Instead of", f"{instead_of}, which ended by itself too often; it is not tried again by itself"),)
+        next_step = (
+            f"mend what ended {instead_of} (its log and cause are in the entries before), then `autotuner restore-best`"
+        )
     return Draft(
         slot=slot,
         title=f"restored {name}",
-        sentence=f"The best-known server {name} serves: {how}.",
-        bullets=(
-            ("Why", why),
-            ("Verified", f"generated {tokens} tokens at {url}"),
-            ("Next", "nothing to do; the daemon goes on with the queue, if there is one"),
-        ),
+        sentence=f"The {'older ' if instead_of else ''}best-known server {name} serves: {how}.",
+        bullets=(("Why", why), *older, ("Verified", f"generated {tokens} tokens at {url}"), ("Next", next_step)),
     )
 
 
@@ -106,7 +111,11 @@ def degraded_entry(slot: str, names: tuple[str, ...], diagnosis: Diagnosis | Non
     """Given a slot whose best-known ones all failed to come back, return the entry that asks for a person."""
     bullets = [
         ("Tried", ", ".join(names)),
-        ("Do", "look at the log with `autotuner show`, mend the cause, then `autotuner restore-best`"),
+        ("Do", "read the last log below `launches` in the state folder, mend the cause, then `autotuner restore-best`"),
+        (
+            "Or",
+            "`autotuner resume` goes on with the queue without the best-known, `autotuner doctor` looks at the host",
+        ),
         ("Until then", "nothing is launched on this slot"),
     ]
     if diagnosis:

@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
+NAME = "ballast"
 BALLAST_BYTES = 4 << 20
 
 
@@ -12,7 +13,7 @@ class Ballast:
     """Room held back for bad times."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "ballast"
+        self._path = folder / NAME
         self._held = False
 
     def take(self) -> bool:

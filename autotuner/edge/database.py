@@ -18,7 +18,7 @@ from autotuner.core.redact import hide_values, one_line
 from autotuner.edge.files import make_folder, write_over_itself
 from autotuner.errors import DiskFull, StoreError
 
-SCHEMA_VERSION = "6"
+SCHEMA_VERSION = "7"
 # What turns a database of one schema into one of the next; a step is never changed once it was released.
 MIGRATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "1": (
@@ -50,6 +50,14 @@ MIGRATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "4": ("5", ("ALTER TABLE trials ADD COLUMN alpha REAL",)),
     "5": ("6", ("ALTER TABLE results ADD COLUMN gaps BLOB",)),
+    "6": (
+        "7",
+        (
+            "ALTER TABLE trials ADD COLUMN force INTEGER NOT NULL DEFAULT 0",
+            "ALTER TABLE slots ADD COLUMN stopped TEXT NOT NULL DEFAULT ''",
+            "ALTER TABLE slots ADD COLUMN force INTEGER NOT NULL DEFAULT 0",
+        ),
+    ),
 }
 BUSY_TIMEOUT_S = 10.0
 
@@ -123,6 +131,11 @@ class Database:
         """A number that changes when another process has committed."""
         row = self.one("PRAGMA data_version")
         return int(row[0]) if row else 0
+
+    @property
+    def changes(self) -> int:
+        """How many rows this connection has changed; a change that was taken back counts, too."""
+        return self._connection.total_changes
 
     def check(self) -> str:
         """Return what SQLite's own quick check finds; `ok` if nothing."""

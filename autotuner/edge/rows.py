@@ -52,6 +52,7 @@ class Trial:
     parent: int | None = None
     answers: tuple[str, ...] = ()
     alpha: float | None = None
+    force: bool = False
 
     @property
     def aim(self) -> str:
@@ -99,6 +100,8 @@ class SlotRow:
     blocked: str = ""
     campaign_from: int = 0
     failures_from: int = 0
+    stopped: str = ""
+    force: bool = False
 
 
 def judgement_columns(judgement: Judgement) -> dict[str, Any]:

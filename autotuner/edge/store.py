@@ -7,7 +7,7 @@ explains, and only then appended to the journal. Rows go out as the core's own t
 import base64
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,10 @@ class Store(Outbox):
     def close(self) -> None:
         """Close the database."""
         self.db.close()
+
+    def version(self) -> tuple[int, int]:
+        """Return what changes with each change of the state, whoever made it: this program or another."""
+        return self.db.data_version(), self.db.changes
 
     def transaction(self) -> AbstractContextManager[None]:
         """Group changes: all of them are committed together, or none."""
@@ -308,6 +312,21 @@ class Store(Outbox):
             "(? IS NULL OR slot = ?) AND (? IS NULL OR trial_id = ?) ORDER BY rowid", slot, slot, trial_id, trial_id
         )
 
+    def launches_to_keep(self, slots: Iterable[str], newest: int) -> set[str]:
+        """Return the ids of launches that have not ended, of so many newest of each slot, and of each best-known's last."""
+        kept = {row["id"] for row in self.db.all("SELECT id FROM launches WHERE state != 'ended'")}
+        for slot in slots:
+            last = "SELECT id FROM launches WHERE +slot = ? ORDER BY rowid DESC LIMIT ?"
+            kept |= {row["id"] for row in self.db.all(last, slot, newest)}
+            for candidate, _, _ in self.ladder(slot):
+                mine = "SELECT id FROM launches WHERE +slot = ? AND candidate_id = ? ORDER BY rowid DESC LIMIT 1"
+                kept |= {row["id"] for row in self.db.all(mine, slot, candidate)}
+        return kept
+
+    def has_ended(self, launch_id: str) -> bool:
+        """Tell whether a launch is on record as ended; one that nobody knows is not."""
+        return self.db.one("SELECT 1 FROM launches WHERE id = ? AND state = 'ended'", launch_id) is not None
+
     def twin_trials(self, trial: Trial, identity: str) -> list[Trial]:
         """Return the ended trials of other candidates on servers of this identity, under one benchmark, newest first."""
         return self._trials(
@@ -317,16 +336,19 @@ class Store(Outbox):
             *(trial.slot, trial.benchmark_hash, trial.candidate_id, trial.id, identity),
         )
 
-    def restore_failures(self, slot: str, candidate_id: str, boot_id: str, since_mono_s: float) -> int:
-        """Count the launches of a best-known that ended without being asked to, since then in this boot."""
-        row = self.db.one(
-            "SELECT COUNT(*) FROM launches WHERE slot = ? AND candidate_id = ? AND purpose = 'restore' AND state = 'ended'"
-            " AND end_asked = 0 AND boot_id = ? AND mono_s >= ?"
-            " AND rowid > MAX((SELECT MAX(rowid) FROM launches) - ?,"
-            " (SELECT COALESCE(MAX(failures_from), 0) FROM slots WHERE name = ?))",
-            *(slot, candidate_id, boot_id, since_mono_s, RECENT_LAUNCHES, slot),
+    def restore_failures(self, slot: str, candidate_id: str, boot_id: str) -> list[float]:
+        """Return when the launches of a best-known began that ended without being asked to, in this boot, oldest first.
+
+        Those since a trial made it the best-known, that trial's own included, and since a person last forgave them.
+        """
+        rows = self.db.all(
+            "SELECT mono_s FROM launches WHERE slot = ?1 AND candidate_id = ?2 AND state = 'ended' AND end_asked = 0"
+            " AND boot_id = ?3 AND rowid > (SELECT COALESCE(MAX(failures_from), 0) FROM slots WHERE name = ?1)"
+            " AND rowid > (SELECT COALESCE(MAX(rowid), 0) FROM launches) - ?4 AND rowid >= (SELECT COALESCE(MAX(rowid), 0) FROM launches WHERE trial_id = (SELECT trial_id FROM incumbents"
+            " WHERE slot = ?1 AND candidate_id = ?2 ORDER BY id DESC LIMIT 1)) ORDER BY mono_s",
+            *(slot, candidate_id, boot_id, RECENT_LAUNCHES),
         )
-        return int(row[0]) if row else 0
+        return [row["mono_s"] for row in rows]
 
     def forgive_failures(self, slot: str) -> None:
         """Begin the restart budget anew: a person has looked, and asks for another try."""
@@ -411,7 +433,7 @@ class Store(Outbox):
         row = self.db.one("SELECT * FROM slots WHERE name = ?", name)
         if row is None:
             return SlotRow(name)
-        return SlotRow(**{**dict(row), "restore_hold": bool(row["restore_hold"])})
+        return SlotRow(**{**dict(row), "restore_hold": bool(row["restore_hold"]), "force": bool(row["force"])})
 
     def update_slot(self, name: str, **columns: Any) -> None:
         """Set columns of a slot."""

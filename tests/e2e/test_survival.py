@@ -5,12 +5,18 @@ import signal
 import socket
 import subprocess
 import time
+from functools import partial
 
 import pytest
 from e2e.house import SLOT, House
 from patience import PATIENCE_S
 
-from autotuner.core.state import LaunchState, Purpose
+from autotuner.bench.benchmark import Benchmark
+from autotuner.core.candidate import Candidate, parse_candidates
+from autotuner.core.decide import RESTORE_FAILURES_MAX
+from autotuner.core.source import Source
+from autotuner.core.state import LaunchState, Purpose, TrialState
+from autotuner.edge.store import Store
 
 pytestmark = pytest.mark.e2e
 
@@ -277,3 +283,67 @@ def test_what_was_never_launched_by_autotuner_is_never_in_its_record(house: Hous
     rows = house.read(lambda s: s.open_launches(SLOT))
     assert len(rows) == 1
     assert rows[0].state is LaunchState.SERVING
+
+
+def _make_best_known(store: Store, made: Candidate) -> None:
+    at = "2026-01-01 00:00:00Z"
+    store.put_candidate(made, "", made.name)
+    trial = store.add_trial(SLOT, made, ("earlier", Benchmark()), at)
+    for state in (TrialState.RUNNING, TrialState.DONE):
+        store.move_trial(trial, state)
+    store.promote(SLOT, made.id, made.name, trial, at)
+
+
+def with_known(house: House, *names: str) -> None:
+    """A house in which these are best-known, the last one now, and serves; without a trial, which a busy machine may void."""
+    house.write_settings()
+    for number, name in enumerate(names):
+        path = house.candidate(name, tok_s=100 + number)
+        (made,) = parse_candidates(Source(path.name, path.read_text()))
+        house.read(partial(_make_best_known, made=made))
+    house.start()
+    house.wait_serving(names[-1], 60)
+
+
+def test_stop_empties_the_slot_also_over_a_restart_of_the_daemon_until_somebody_resumes(house: House) -> None:
+    with_known(house, "base")
+    said = house.cli("stop", "--reason", "new driver", "--wait", "--timeout", "60").stdout
+    assert "no server runs" in said
+    assert house.servers() == []
+    assert "stopped base" in house.titles()
+    assert "new driver" in house.status()["stopped"]
+    house.end()
+    house.start()
+    house.wait(lambda: "stopped on purpose" in house.status()["decision"])
+    assert house.servers() == []
+    house.cli("resume")
+    house.wait_serving("base")
+
+
+def test_stop_and_restore_best_work_half_way_through_a_trial_and_without_a_daemon(house: House) -> None:
+    house.benchmark["seconds"] = "6"
+    with_known(house, "base")
+    house.cli("enqueue", house.candidate("b", tok_s=400))
+    house.wait_measuring("base")  # its baseline comes first
+    house.kill()
+    assert len(house.servers()) == 1, "the trial's server outlives the daemon"
+    house.cli("stop", "--force")
+    assert house.servers() == []
+    assert [t["name"] for t in house.status()["queue"]] == ["base", "b"]
+    assert "base serves" in house.cli("restore-best").stdout
+    assert not house.status()["stopped"]
+    assert len(house.servers()) == 1
+
+
+def test_a_best_known_that_serves_and_dies_again_and_again_gives_way_to_the_one_before_it(house: House) -> None:
+    with_known(house, "base", "b")
+    for number in range(RESTORE_FAILURES_MAX):
+        house.wait_serving("b")
+        assert [r.name for r in house.launches()] == ["b"] * (number + 1)
+        os.kill(house.servers()[0], signal.SIGKILL)
+        house.wait(lambda n=number: [r.state for r in house.launches()].count(LaunchState.ENDED) > n)
+    house.wait(lambda: (house.status()["serving"] or {}).get("name") == "base")
+    assert [r.name for r in house.launches()] == ["b"] * RESTORE_FAILURES_MAX + ["base"]
+    entries = house.read(lambda s: s.entries_after(0))
+    text = next(e.text for e in entries if e.title == "restored base")
+    assert "autotuner restore-best" in text, "the entry says how the newest is tried again"

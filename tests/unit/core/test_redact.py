@@ -211,3 +211,37 @@ def test_text_is_cut_to_its_limit(text: str, limit: int) -> None:
     assert len(one_line(text, limit)) <= limit
     assert len(one_line(text).splitlines()) <= 1
     assert plain("x" * 60, limit).endswith("…")
+
+
+SECRET = "s3cr/t+Key 4=you?"
+
+
+@given(st.binary(max_size=9), st.binary(max_size=9))
+def test_a_secret_is_hidden_in_base64_whatever_stands_beside_it(before: bytes, after: bytes) -> None:
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        text = encode(before + SECRET.encode() + after).decode()
+        shown = redact_text(f"it sent {text}.", frozenset({SECRET}))
+        left = len(shown.removeprefix("it sent ").removesuffix(".").replace(HIDDEN, "", 1))
+        assert len(text) - left >= 8 * len(SECRET) // 6 - 2, "all characters that are the secret's alone"
+
+
+@pytest.mark.parametrize("safe", ["", "/"])
+def test_a_secret_is_hidden_in_a_url(safe: str) -> None:
+    url = f"http://host/v1?key={urllib.parse.quote(SECRET, safe=safe)}&n=1"
+    assert redact_text(url.replace("key", "k"), frozenset({SECRET})) == "http://host/v1?k=***&n=1"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('{"api_key": "abc", "top_k": "3"}', '{"api_key": "***", "top_k": "3"}'),
+        ("{'hf_token' : 'a,b c', 'model': 'm'}", "{'hf_token' : '***', 'model': 'm'}"),
+        (r'"{\"password\":\"x y\"}"', r'"{\"password\":\"***\"}"'),
+        (
+            '{"api_key": null, "api_keys": 3, "eos-token": "</s>"}',
+            '{"api_key": null, "api_keys": 3, "eos-token": "</s>"}',
+        ),
+    ],
+)
+def test_a_secret_is_hidden_by_its_name_in_json_and_in_what_python_prints(text: str, shown: str) -> None:
+    assert redact_text(text) == shown

@@ -58,6 +58,15 @@ def test_the_words_of_a_life(manager: socket.socket, monkeypatch: pytest.MonkeyP
     assert before <= int(reloading.group(1)) <= clock.monotonic_us()
 
 
+def test_the_daemon_is_ready_when_its_first_cycle_is_complete_and_says_so_once(manager: socket.socket) -> None:
+    notifier = Notifier()
+    notifier.status("starting up")
+    assert heard(manager) == ["STATUS=starting up"]
+    notifier.cycle_completed()
+    notifier.cycle_completed()
+    assert heard(manager) == ["READY=1"]
+
+
 def test_no_child_learns_the_managers_address(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "1")
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
@@ -75,7 +84,7 @@ def test_the_watchdog_is_fed_only_where_it_is_ours(
         monkeypatch.setenv("WATCHDOG_PID", pid)
     notifier = Notifier()
     notifier.cycle_completed()
-    assert (notifier.watchdog_s, heard(manager)) == (0.0, [])
+    assert (notifier.watchdog_s, heard(manager)) == (0.0, ["READY=1"])
 
 
 def test_a_manager_that_vanished_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,13 +262,26 @@ def test_restore_failures_are_those_of_this_boot_not_asked_for(store: Store) -> 
             {"mono_s": 5.0},
             {"boot_id": "older"},
             {"end_asked": 1},
-            {"purpose": Purpose.TRIAL},
+            {"purpose": Purpose.TRIAL, "mono_s": 7.0},
             {"state": LaunchState.SERVING},
         ]
     ):
         store.add_launch(launch_row(f"l{i}"))
         store.update_launch(f"l{i}", **{"state": LaunchState.ENDED, **columns})
-    assert store.restore_failures("kimi", best, "b", 8.0) == 1
+    assert store.restore_failures("kimi", best, "b") == [5.0, 7.0, 10.0]
+    store.forgive_failures("kimi")
+    assert store.restore_failures("kimi", best, "b") == []
+
+
+def test_what_a_best_known_did_before_it_won_does_not_count_against_it_but_the_server_that_won_does(
+    store: Store,
+) -> None:
+    best = candidate().id
+    for number, columns in enumerate(({"trial_id": 1}, {"trial_id": 2}, {})):
+        store.add_launch(launch_row(f"l{number}", mono_s=float(number)))
+        store.update_launch(f"l{number}", state=LaunchState.ENDED, **columns)
+    store.promote("kimi", best, "a", 2, AT)
+    assert store.restore_failures("kimi", best, "b") == [1.0, 2.0]
 
 
 # --- the queue's order
@@ -514,7 +527,7 @@ def test_a_schema_of_another_version_is_refused(tmp_path: Path) -> None:
     store = Store(path)
     store.db.run("UPDATE meta SET value = '99' WHERE key = 'schema'")
     store.close()
-    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 6"):
+    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 7"):
         Store(path)
 
 
@@ -525,8 +538,10 @@ def old_database(path: Path) -> None:
     store.add_launch(launch_row("old", state=LaunchState.SERVING))
     store.db.run("ALTER TABLE launches DROP COLUMN engine_version")
     store.db.run("ALTER TABLE launches DROP COLUMN configuration")
-    for column in ("basis", "confirms", "parent", "answers", "alpha"):
+    for column in ("basis", "confirms", "parent", "answers", "alpha", "force"):
         store.db.run(f"ALTER TABLE trials DROP COLUMN {column}")
+    for column in ("stopped", "force"):
+        store.db.run(f"ALTER TABLE slots DROP COLUMN {column}")
     store.db.run("DROP TABLE policies")
     store.db.run("DROP TABLE proposals")
     store.db.run("ALTER TABLE results DROP COLUMN gaps")
@@ -550,7 +565,7 @@ def test_a_migrated_database_has_the_columns_of_a_new_one(tmp_path: Path) -> Non
     columns = []
     for name in ("old.db", "new.db"):
         store = Store(tmp_path / name)
-        tables = ("launches", "trials", "policies", "proposals", "results")
+        tables = ("launches", "trials", "policies", "proposals", "results", "slots")
         columns.append([tuple(row)[1:] for table in tables for row in store.db.all(f"PRAGMA table_info({table})")])
         store.close()
     assert columns[0] == columns[1]
@@ -802,3 +817,18 @@ def test_concluded_trials_after_an_entry_are_told_apart(store: Store) -> None:
         store.move_trial(trial, TrialState.DONE, basis=basis_json(unbounded()), entry=number)
     assert [name for _, name, _ in store.bases("kimi", BENCHMARK[1].hash)] == ["c1", "c2"]
     assert [name for _, name, _ in store.bases("kimi", BENCHMARK[1].hash, 1)] == ["c2"]
+
+
+def test_launches_to_keep_are_those_that_run_the_newest_of_each_slot_and_the_last_of_each_best_known(
+    store: Store,
+) -> None:
+    for number in range(6):
+        store.put_candidate(made := candidate(f"c{number}", flag=str(number)), "", "")
+        store.add_launch(launch_row(f"l{number}", candidate_id=made.id))
+        if number:
+            store.update_launch(f"l{number}", state=LaunchState.ENDED)
+        if number == 2:
+            store.promote("kimi", made.id, made.name, 1, AT)
+    assert store.launches_to_keep(["kimi"], 2) == {"l0", "l2", "l4", "l5"}
+    assert store.launches_to_keep(["other"], 2) == {"l0"}
+    assert [store.has_ended(name) for name in ("l0", "l1", "nobody's")] == [False, True, False]
