@@ -344,7 +344,8 @@ class Store(Outbox):
         rows = self.db.all(
             "SELECT mono_s FROM launches WHERE slot = ?1 AND candidate_id = ?2 AND state = 'ended' AND end_asked = 0"
             " AND boot_id = ?3 AND rowid > (SELECT COALESCE(MAX(failures_from), 0) FROM slots WHERE name = ?1)"
-            " AND rowid > (SELECT COALESCE(MAX(rowid), 0) FROM launches) - ?4 AND rowid >= (SELECT COALESCE(MAX(rowid), 0) FROM launches WHERE trial_id = (SELECT trial_id FROM incumbents"
+            " AND rowid > (SELECT COALESCE(MAX(rowid), 0) FROM launches) - ?4"
+            " AND rowid >= (SELECT COALESCE(MAX(rowid), 0) FROM launches WHERE trial_id = (SELECT trial_id FROM incumbents"
             " WHERE slot = ?1 AND candidate_id = ?2 ORDER BY id DESC LIMIT 1)) ORDER BY mono_s",
             *(slot, candidate_id, boot_id, RECENT_LAUNCHES),
         )

@@ -2,12 +2,13 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Self
 
 from autotuner.bench.samples import BIN_S, LevelSamples, Progress, RequestSample
 from autotuner.edge.probes import GENERATE_TIMEOUT_S, LOOK_TIMEOUT_S, Generated
+from autotuner.engines.base import Counters
 from autotuner.errors import HostError
 from torture.simhost import Server, SimHost
 
@@ -81,6 +82,11 @@ class SimProbe:
             return None
         others = 2 if self._world.faults.strike("others use the server") else 0
         return f'vllm:num_requests_running{{engine="0"}} {others}.0\nvllm:num_requests_waiting{{engine="0"}} 0.0\n'
+
+    async def requests(self, read_metrics: Callable[[str], Counters]) -> float:
+        text = await self.scrape()
+        counters = read_metrics(text) if text else Counters()
+        return (counters.running or 0.0) + (counters.queued or 0.0)
 
     async def info(self, paths: str) -> tuple[str, str] | None:
         await self._who()

@@ -728,7 +728,8 @@ def test_what_an_earlier_process_left_in_the_log_is_durable_before_anything_is_b
     monkeypatch.setattr(os, "write", lambda fd, data: done.append(f"wrote {len(data)}") or write(fd, data))
     monkeypatch.setattr(os, "fsync", lambda fd: done.append(f"synced {os.readlink(f'/proc/self/fd/{fd}')}") or sync(fd))
     later = Store(path)
-    assert done == [], "who only reads writes nothing"
+    assert not [what for what in done if what != f"synced {tmp_path.parent}"], "who only reads writes nothing"
+    done.clear()
     with later.transaction():
         assert done == [f"wrote {len(frames)}", f"synced {log}"]
         assert log.read_bytes() == frames
