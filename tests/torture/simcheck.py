@@ -27,6 +27,7 @@ class Launched:
     purpose: Purpose
     boot: str
     at: float
+    trial: int | None
     failed: bool = False
     over: bool = False
     forgiven: bool = False
@@ -41,6 +42,7 @@ class Checker:
         self.trace = hashlib.sha256()
         self.actions: Counter[str] = Counter()
         self.launched: dict[str, Launched] = {}
+        self.best_from: dict[tuple[str, str], int] = {}  # from which launch on, by number, a best-known's ends count
         self.last_lines: list[str] = []
         self._trial_of = queue_of
         self._pending: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
@@ -133,7 +135,9 @@ class Checker:
 
     def _intended(self, row: LaunchRow) -> None:
         """P14: another launch of a best-known is within its budget, whatever window of time is looked at."""
-        self.launched[row.id] = Launched(row.slot, row.candidate_id, row.purpose, self.world.boot_id, self.world.now)
+        self.launched[row.id] = Launched(
+            row.slot, row.candidate_id, row.purpose, self.world.boot_id, self.world.now, row.trial_id
+        )
         if row.purpose is Purpose.RESTORE:
             failed = self._failed(row.slot, row.candidate_id)
             self.check(
@@ -143,16 +147,17 @@ class Checker:
             )
 
     def _failed(self, slot: str, candidate: str) -> int:
-        since = self.world.now - self.window_s
-        return sum(
-            (one.slot, one.candidate) == (slot, candidate)
-            and one.purpose is Purpose.RESTORE
+        """The most launches within one window that ended by themselves since, and with, the one that made it the best-known."""
+        since = self.best_from.get((slot, candidate), 0)
+        times = [
+            one.at
+            for one in list(self.launched.values())[since:]
+            if (one.slot, one.candidate) == (slot, candidate)
             and one.failed
             and not one.forgiven
             and one.boot == self.world.boot_id
-            and one.at >= since
-            for one in self.launched.values()
-        )
+        ]
+        return max((sum(at <= other < at + self.window_s for other in times) for at in times), default=0)
 
     def _ended(self, launch_id: str, *, asked: bool) -> None:
         """P5: of what is recorded as ended nothing lives."""
@@ -175,6 +180,8 @@ class Checker:
 
     def _promoted(self, slot: str, candidate: str, name: str, trial_id: int, _at: str) -> None:
         """P13: the trial passed, and the best-known before it was measured under the same benchmark."""
+        own = [number for number, one in enumerate(self.launched.values()) if one.trial == trial_id]
+        self.best_from[slot, candidate] = max(own, default=0)
         trial, ladder, baselines = self._trial_of(slot, trial_id)
         self.check(
             "P13", f"trial {trial_id} ({name}) is promoted with {trial.verdict}", kept=trial.verdict is Verdict.PASS
