@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow test-ssh test-vllm bench-readers bench-client simulate break-even fuzz mutate torture torture-planted check format install-service clean
+.PHONY: help install demo test test-slow test-ssh test-vllm bench-readers bench-client simulate break-even idle fuzz mutate torture torture-planted check format install-service clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
@@ -64,6 +64,9 @@ fuzz: $(STAMP) ## fuzz every reader of a server's output for FUZZ_S seconds (600
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[fuzz]'
 	$(BIN)/python tests/fuzz/corpus.py $(VENV)/fuzz-corpus
 	$(BIN)/python tests/fuzz/fuzz_readers.py -max_total_time=$(FUZZ_S) -max_len=16384 -artifact_prefix=$(VENV)/ $(VENV)/fuzz-corpus
+
+idle: $(STAMP) ## measure what the daemon costs while nothing is to be done (80 seconds)
+	$(BIN)/python benchmarks/idle.py
 
 mutate: $(STAMP) ## change the rules, the statistics and the break-even in small ways: the tests must notice 90 % (5 to 15 minutes)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[mutation]'

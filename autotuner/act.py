@@ -24,18 +24,16 @@ from autotuner.edge.probes import Probe
 from autotuner.edge.rows import LaunchRow
 from autotuner.engines import situation
 from autotuner.engines.base import Diagnosis, ServerExit, Stage
-from autotuner.engines.diagnosis import own_stop
+from autotuner.engines.diagnosis import never_started, own_stop
 from autotuner.engines.reading import read
 from autotuner.engines.vocabulary import State
-from autotuner.errors import HostError, HostUnreachable, StoreError
+from autotuner.errors import DiskFull, HostError, HostUnreachable
 from autotuner.installed import engine_version
 
 START_POLL_S = 0.25
 DRAIN_POLL_S = 0.5
 PORT_WAIT_S = 10.0
 SEEN_LATE_S = 15.0  # what passes between a launch and the first look at it, the question for its version included
-GPU_WAIT_S = 60.0  # SIGKILL only marks a process: its memory is freed when the dying task closes its device files
-GPU_SLACK_MIB = 256.0  # a driver's own bookkeeping moves by about this much
 
 
 async def launch(ctx: SlotContext, action: decide.Launch) -> None:
@@ -47,6 +45,8 @@ async def launch(ctx: SlotContext, action: decide.Launch) -> None:
     ctx.starting.add(launch_id)
     try:
         gpus = await ctx.host.gpus(ctx.slot.gpus)
+        if any(gpu.processes for gpu in gpus):
+            return  # somebody came since the slot was found free; the next cycle names him, and waits
         row = LaunchRow(
             id=launch_id,
             slot=ctx.name,
@@ -65,6 +65,8 @@ async def launch(ctx: SlotContext, action: decide.Launch) -> None:
             end_asked=False,
             diagnosis=None,
         )
+        ctx.take_secrets()
+        await ctx.learn_secrets()
         ctx.store.add_launch(row)
         spec = LaunchSpec(
             launch_id=launch_id,
@@ -74,11 +76,15 @@ async def launch(ctx: SlotContext, action: decide.Launch) -> None:
             secret_files=ctx.slot.secret_files,
             stop_grace_s=ctx.slot.stop_grace_s,
         )
-        await ctx.host.start(spec)
+        try:
+            await ctx.host.start(spec)
+        except DiskFull:  # nothing runs, and the server is not to blame: this launch must not count against it
+            ctx.store.update_launch(launch_id, end_asked=True)
+            raise
         ctx.store.move_launch(launch_id, LaunchState.STARTING)
-    except HostUnreachable:
+    except HostUnreachable:  # the order may have come through: what became of it is seen once the host answers
         raise
-    except (HostError, StoreError):
+    except HostError:
         ctx.refused.add(launch_id)
         raise
     finally:
@@ -138,12 +144,16 @@ async def verify(ctx: SlotContext, action: decide.Verify) -> None:
 
 
 async def stop(ctx: SlotContext, action: decide.Stop) -> None:
-    """Drain, stop, and prove it: no process left, the port closed, GPU memory back. Raise HostError if it is not so."""
+    """Drain, stop, and prove it: no process left, the port closed. Raise HostError if it is not so.
+
+    That its GPU memory is back is waited for before the next launch, as it must be after a server that ended by itself.
+    """
     row = ctx.store.launch(action.launch_id)
     await _drain(ctx, row)
     ctx.store.update_launch(row.id, end_asked=True)
     ctx.live = Live(stage="stopping", since_s=clock.monotonic_s())
     await stop_and_prove(ctx, row)
+    outcome.stopped(ctx, row)
 
 
 async def stop_and_prove(ctx: SlotContext, row: LaunchRow) -> ServerSeen:
@@ -151,7 +161,6 @@ async def stop_and_prove(ctx: SlotContext, row: LaunchRow) -> ServerSeen:
     seen = await ctx.host.stop(row.id, ctx.slot.stop_grace_s)
     _must_be_stopped(seen, row)
     await _wait_for_port(ctx)
-    await _wait_for_gpus(ctx, row)
     outcome.launch_ended(ctx, row, seen, own_stop(), asked=True)
     return seen
 
@@ -162,9 +171,9 @@ async def record_end(ctx: SlotContext, action: decide.RecordEnd) -> None:
     candidate = ctx.store.candidate(row.candidate_id)
     engine = ctx.engine(candidate)
     seen = await ctx.host.inspect(row.id)
-    if seen.never_started and row.id not in ctx.refused:
-        # The daemon ended, or lost the host, before it had told it to start: that says nothing of the candidate.
-        outcome.launch_ended(ctx, row, seen, own_stop(), asked=True)
+    if not seen.started and row.id not in ctx.refused:
+        # The daemon died, the host was lost, or the disk was full, between the intent and the start: that is nobody's failure.
+        outcome.launch_ended(ctx, row, seen, never_started(), asked=True)
         return
     lines = await ctx.log(row.id, engine).rest()
     was_ready = row.state is LaunchState.SERVING
@@ -247,13 +256,17 @@ def _look(watch: Watch, facts: Facts) -> tuple[Fired | None, list[Fired]]:
 
 
 async def _serves(ctx: SlotContext, probe: Probe, launch_id: str) -> bool:
-    """Health, then tokens, then that the port is held by this very launch: a stranger may answer there."""
-    if not await probe.healthy():
+    """Health, then tokens, and that the port is held by this very launch before and after them: a stranger may answer there."""
+    if not await probe.healthy() or not await _holds_port(ctx, launch_id):
         return False
     generated = await probe.generate(await probe.model())
-    if not generated.ok:
+    if not generated.ok or not await _holds_port(ctx, launch_id):
         return False
     ctx.generated[launch_id] = generated.tokens  # the entry of a restore says what was really seen
+    return True
+
+
+async def _holds_port(ctx: SlotContext, launch_id: str) -> bool:
     holder = await ctx.host.port_holder(ctx.slot.port)
     return holder is not None and holder.launch_id == launch_id
 
@@ -325,17 +338,44 @@ def _must_be_stopped(seen: ServerSeen, row: LaunchRow) -> None:
         raise HostError(f"the server of {row.name} could not be stopped: processes of launch {row.id} still live")
 
 
+async def traffic(ctx: SlotContext, trial_id: int) -> str:
+    """Say what runs on a best-known that would have to make room for a trial; empty if nothing does, or if it is forced."""
+    ladder = {candidate for candidate, _, _ in ctx.store.ladder(ctx.name)}
+    serving = next((r for r in ctx.store.open_launches(ctx.name) if r.state is LaunchState.SERVING), None)
+    if (
+        serving is None
+        or serving.candidate_id not in ladder
+        or ctx.slot.drain_s <= 0
+        or ctx.store.trial(trial_id).force
+    ):
+        return ""
+    candidate = ctx.store.candidate(serving.candidate_id)
+    async with ctx.probe(candidate) as probe:
+        busy = await _requests(ctx, serving, candidate, probe)
+    return f"{busy:.0f} requests run on {serving.name}" if busy > 0 else ""
+
+
+async def _requests(ctx: SlotContext, row: LaunchRow, candidate: Candidate, probe: Probe) -> float:
+    """How many requests run on a server. Raise HostUnreachable rather than take a lost connection for none."""
+    cuts = ctx.host.cuts
+    busy = await probe.requests(ctx.engine(candidate).read_metrics)
+    if busy <= 0 and not ctx.host.here:
+        await ctx.host.inspect(row.id)  # a connection that is lost and not known to be shows here
+        ctx.uncut(cuts)
+    return busy
+
+
 async def _drain(ctx: SlotContext, row: LaunchRow) -> None:
-    """Let requests that run on a serving server end, for as long as the settings allow."""
-    if row.state is not LaunchState.SERVING or ctx.slot.drain_s <= 0:
+    """Let requests that run on a serving server end, for as long as the settings allow; not if somebody forces the stop."""
+    trial = ctx.store.trial_in_hand(ctx.name)
+    forced = ctx.store.slot(ctx.name).force or (trial is not None and trial.force)
+    if row.state is not LaunchState.SERVING or ctx.slot.drain_s <= 0 or forced:
         return
     candidate = ctx.store.candidate(row.candidate_id)
     deadline = clock.monotonic_s() + ctx.slot.drain_s
     async with ctx.probe(candidate) as probe:
-        while clock.monotonic_s() < deadline:
-            text = await probe.scrape()
-            counters = ctx.engine(candidate).read_metrics(text) if text else None
-            busy = ((counters.running or 0) + (counters.queued or 0)) if counters else 0
+        while clock.monotonic_s() < deadline and not ctx.store.slot(ctx.name).force:
+            busy = await _requests(ctx, row, candidate, probe)
             if busy <= 0:
                 return
             left = duration(deadline - clock.monotonic_s())
@@ -351,21 +391,6 @@ async def _wait_for_port(ctx: SlotContext) -> None:
             return  # free, or a stranger's: the next decision names it
         await clock.sleep(0.1)
     raise HostError(f"port {ctx.slot.port} is still held by a process of ours although its launch was stopped")
-
-
-async def _wait_for_gpus(ctx: SlotContext, row: LaunchRow) -> None:
-    deadline = clock.monotonic_s() + GPU_WAIT_S
-    while row.gpu_used_mib:
-        now = await ctx.host.gpus(ctx.slot.gpus)
-        over = [g for g in now if g.used_mib > row.gpu_used_mib.get(g.index, g.used_mib) + GPU_SLACK_MIB]
-        if not over:
-            return
-        if clock.monotonic_s() > deadline:
-            shown = ", ".join(
-                f"GPU {g.index}: {g.used_mib:.0f} MiB, {row.gpu_used_mib[g.index]:.0f} before" for g in over
-            )
-            raise HostError(f"GPU memory did not come back after {row.name} was stopped ({shown})")
-        await clock.sleep(0.5)
 
 
 def _environment(ctx: SlotContext, candidate: Candidate) -> dict[str, str]:

@@ -12,7 +12,7 @@ from autotuner.core.objective import weights_of
 from autotuner.core.state import TrialState, Verdict
 from autotuner.core.verdict import LevelResult, Win
 from autotuner.edge import clock
-from autotuner.edge.rows import Trial
+from autotuner.edge.rows import Trial, read_benchmark
 
 
 def record_of(ctx: SlotContext, trial: Trial, levels: tuple[Level, ...]) -> Record:
@@ -147,7 +147,7 @@ def results_of(ctx: SlotContext, trial: Trial) -> tuple[LevelResult, ...]:
 
     One that was measured before the objective asked for it gets it from its samples.
     """
-    objective = ctx.objective(Benchmark.model_validate_json(trial.benchmark_body))
+    objective = ctx.objective(read_benchmark(trial.benchmark_body))
     results = ctx.store.results(trial.id)
     if objective.limits is None or not results:
         return results

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from autotuner import log
 from autotuner.bench.benchmark import Benchmark, Level
@@ -74,7 +75,7 @@ class LogReader:
         found: list[LogFact] = []
         while data := await self.host.read_log(self.launch_id, self.offset):
             self.offset += len(data)
-            found += self._reader.feed(data)
+            found += self._reader.feed(data.replace(b"\0", b""))  # zeros are the middle of a log that was cut
         self._keep(found)
         return tuple(found)
 
@@ -104,8 +105,10 @@ class LogReader:
 class SlotContext:
     """One slot's world. `living` holds the launches seen alive last, `verified` those that generated tokens for this daemon.
 
-    `settled` are the trials whose proposals it has tried to work out. `refused` are launches that their host did not
-    start when this daemon told it to, `learned` the secret files of another host that were read.
+    `settled` are the trials whose proposals it has tried to work out, `refused` the launches that the host could not start
+    when this daemon told it to, `learned` the secret files of another host that were read;
+    `measured` has, by benchmark, the last entry that was looked at and what each candidate's newest trial came to by then.
+    `blocked` is what the record says of a slot that cannot go on, once known.
     """
 
     name: str
@@ -117,12 +120,14 @@ class SlotContext:
     living: frozenset[str] = frozenset()
     generated: dict[str, int] = field(default_factory=dict)
     starting: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
     live: Live = field(default_factory=Live)
     logs: dict[str, LogReader] = field(default_factory=dict)
     announced: str = ""
+    blocked: str | None = None
     settled: set[int] = field(default_factory=set)
     learned: set[str] = field(default_factory=set)
-    refused: set[str] = field(default_factory=set)
+    measured: dict[str, tuple[int, dict[str, tuple[str, dict[Level, float]]]]] = field(default_factory=dict)
 
     async def learn_secrets(self) -> None:
         """Learn what must never be shown of a slot on another host, where its secret files are; kept in memory alone."""
@@ -133,13 +138,31 @@ class SlotContext:
                 self.store.secrets |= {value}
                 log.hide(self.store.secrets)
             else:
-                log.get().warning("a secret file cannot be read", path=path, host=self.slot.host)
+                log.get().warning("a secret file cannot be read", slot=self.name, path=path, host=self.slot.host)
             self.learned.add(path)
 
     @property
     def slot(self) -> Slot:
         """The slot's settings."""
         return self.settings.slots[self.name]
+
+    def take_secrets(self) -> None:
+        """Learn the values that must never be shown, so that a server that prints one does not leak it.
+
+        Again before each launch, for that is when the server reads them, and a key may have been changed since. Those on
+        another host are learned anew by the next `learn_secrets`.
+        """
+        if not self.host.here:
+            self.learned.clear()
+            return
+        values = set(self.store.secrets)
+        for path in self.slot.secret_files.values():
+            try:
+                values.add(Path(path).read_text(encoding="utf-8").strip())
+            except (OSError, ValueError):
+                log.get().warning("a secret file cannot be read", slot=self.name, path=path)
+        self.store.secrets = frozenset(v for v in values if v)
+        log.hide(self.store.secrets)
 
     def engine(self, candidate: Candidate) -> Engine:
         """The reader of a candidate's engine."""

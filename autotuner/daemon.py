@@ -5,34 +5,46 @@ again from what is recorded and what is observed.
 """
 
 import asyncio
-import dataclasses
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from autotuner import log, outcome
 from autotuner.context import SlotContext
+from autotuner.core.decide import Wait
 from autotuner.core.policy import Policy
-from autotuner.edge import clock, statusfile
+from autotuner.core.redact import hide, hide_values
+from autotuner.edge import clock, housekeeping, statusfile
 from autotuner.edge.ballast import Ballast
 from autotuner.edge.destination import LOCAL
 from autotuner.edge.files import FolderLock
+from autotuner.edge.hanging import HangWatch
+from autotuner.edge.host import Host
+from autotuner.edge.host_local import LocalHost
 from autotuner.edge.journal import Journal, Recovered
 from autotuner.edge.notify import Notifier
+from autotuner.edge.seals import Seals
 from autotuner.edge.store import Store
-from autotuner.errors import AutotunerError, DiskFull, JournalBroken, StoreError
+from autotuner.errors import AutotunerError, DiskFull, InvalidInput, JournalBroken, Problem, StoreError
 from autotuner.hosts import Hosts, controller_id
 from autotuner.rounds import Rounds
-from autotuner.settings import Settings, load_policies, load_settings
+from autotuner.settings import Settings, load_policies, load_settings, needs_restart
 from autotuner.slotworker import SlotWorker
 
+AFTER_A_STEP_S = 0.1
+END_DEADLINE_S = 20.0  # well within the time that the unit gives a stop
+TIDY_EVERY_S = 60.0
+STATUS_EVERY_S = 5.0  # how old the status file may get while nothing changes: replacing a file makes the disk work
 CYCLE_DEADLINE_S = 30.0  # a cycle only looks and records; one that takes longer than this is wedged
 
 
 class Daemon:
     """Works every slot of a settings file until told to end."""
 
-    def __init__(self, settings_path: Path) -> None:
+    def __init__(self, settings_path: Path, host: Host | None = None) -> None:
+        """Take the state folder's lock and open the record; `host` is this machine unless another is given."""
         self._path = settings_path
         self._notifier = Notifier()
         self._settings = load_settings(settings_path)
@@ -40,15 +52,23 @@ class Daemon:
         self._lock = FolderLock(self._settings.lock_file)
         self._lock.acquire()
         self._store = Store(self._settings.database)
+        self._store.db.require_intact()
         self._ballast = Ballast(self._settings.state_dir)
-        self._journal = Journal(self._settings.journal)
+        self._journal = Journal(self._settings.journal, self._settings.journal_file_mib << 20)
         self._journal_open = False
-        self._hosts = Hosts(self._settings, controller_id(self._settings.state_dir) if self._settings.hosts else "")
+        self._seals = Seals(self._settings.seal_key, self._settings.journal)
+        self._unsealed = ""
+        controller = controller_id(self._settings.state_dir) if self._settings.hosts else ""
+        self._hosts = Hosts(self._settings, controller, every=host)
         self._workers = [self._worker(name) for name in self._settings.slots]
         self._rounds = Rounds(self._workers, CYCLE_DEADLINE_S)
         self._ending = asyncio.Event()
         self._reload_wanted = False
         self._trouble = ""
+        self._shown: dict[str, Any] = {}
+        self._shown_s = 0.0
+        self._tidy_at_s = 0.0
+        self._uncut: set[str] = set()
         self._log = log.get()
         self._take_secrets()
 
@@ -60,28 +80,39 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._want_reload)
         self._warn()
         self._log.info("daemon started", pid=os.getpid(), settings=str(self._path), slots=list(self._settings.slots))
-        # Ready means: the record is open and the slots are worked. A disk that is full now is said in STATUS instead.
-        self._notifier.ready()
+        watch = HangWatch(self._hangs)
+        try:
+            await self._work(watch)
+        finally:
+            watch.rest()
+
+    async def _work(self, watch: HangWatch) -> None:
+        watch.expect(CYCLE_DEADLINE_S)
+        await self._say_where_servers_live()
         started = False
         while not self._ending.is_set():
+            watch.expect(CYCLE_DEADLINE_S)
             started = await self._cycle(started)
+            watch.expect(self._settings.cycle_s + CYCLE_DEADLINE_S)
             await self._pause()
+        watch.expect(END_DEADLINE_S)
         await self._end()
 
-    async def restore_now(self, slot: str, deadline_s: float) -> bool:
-        """Do what `restore-best` asks without a running daemon: work one slot until it is done; tell whether it is."""
+    async def work_until(self, slot: str, done: Callable[[], bool], deadline_s: float) -> None:
+        """Work one slot without a running daemon until what a command asked for is done, or so many seconds have passed."""
         worker = next(w for w in self._workers if w.ctx.name == slot)
         until = clock.monotonic_s() + deadline_s
         worker.start_up()
         while clock.monotonic_s() < until:
-            await worker.cycle()
-            self._publish()
-            row = self._store.slot(slot)
-            if not row.restore_wanted and not worker.busy:
-                return not row.degraded
+            try:
+                await worker.cycle()
+                self._publish()
+            except StoreError as error:
+                self._in_trouble(error)
+            if done() and not worker.busy:
+                return
             await clock.sleep(0.2)
         await worker.end()
-        return False
 
     def close(self) -> None:
         """Let go of the hosts, the store and the lock."""
@@ -99,26 +130,42 @@ class Daemon:
                     self._reload()
                 await self._rounds.go()
                 self._publish()
+                await self._tidy()
         except StoreError as error:
             self._in_trouble(error)
             return started
         except Exception as error:  # noqa: BLE001 - the loop outlives its bugs; the watchdog catches a wedged one
-            self._log.error("cycle failed", error=str(error), exc_info=error)
-            self._trouble = f"{type(error).__name__}: {error}"
+            said = str(error) or "it did not end in time"
+            self._log.error("cycle failed", error=said, exc_info=error)
+            self._trouble = f"{type(error).__name__}: {said}"
             return started
         if self._trouble:
             self._log.info("going on", after=self._trouble)
         self._trouble = ""
+        self._ballast.take()  # again, once there is room for it
         self._show()
         self._notifier.cycle_completed()
         return True
+
+    def _hangs(self, tasks: tuple[str, ...]) -> None:
+        """The watchdog is not fed by a cycle that does not end; before it bites, the log says what is waited for."""
+        self._log.error("the daemon hangs: what should take seconds has not ended", tasks=list(tasks))
 
     def _warn(self) -> None:
         for warning in self._settings.warnings:
             self._log.warning(warning, settings=str(self._path))
 
+    async def _say_where_servers_live(self) -> None:
+        local = next((w.ctx.host for w in self._workers if isinstance(w.ctx.host, LocalHost)), None)
+        if local is not None:
+            try:
+                rung = await local.rung()
+            except AutotunerError as error:  # each launch tries again, and says so in its slot
+                self._log.error("no server can be launched", error=str(error))
+            else:
+                self._log.info("servers are launched", launcher=rung.name, why=rung.why)
+
     def _start_up(self) -> None:
-        self._ballast.take()
         for worker in self._workers:
             worker.start_up()
 
@@ -140,14 +187,67 @@ class Daemon:
         waiting = self._store.entries_after(self._journal.last_number)
         for entry in waiting:
             self._journal.append(entry)
+            # The third place that whoever forges an entry must change, besides the files and the database.
+            self._log.info("entry", number=entry.number, title=entry.title, slot=entry.slot, sha256=entry.sha256)
+        self._seal()
         if waiting or self._store.last_published() < self._journal.last_number:
             self._store.mark_published(self._journal.last_number)
+
+    def _seal(self) -> None:
+        """Seal what is in the journal now, if sealing was set up; a key that cannot be used keeps nothing else from work."""
+        try:
+            self._seals.keep_up(self._journal.last_number, self._store.entries_after)
+        except JournalBroken as error:
+            if str(error) != self._unsealed:
+                self._unsealed = str(error)
+                self._log.error("entries are not sealed", error=str(error))
+                slot = next(iter(self._settings.slots))
+                self._note(slot, "not sealed", f"Entries from here on are not sealed: {error}.", [])
+
+    async def _tidy(self) -> None:
+        """Now and then: keep logs, old launches and what can be made again within bounds."""
+        if clock.monotonic_s() < self._tidy_at_s:
+            return
+        self._tidy_at_s = clock.monotonic_s() + TIDY_EVERY_S
+        self._cut_logs()
+        try:
+            await self._prune(self._settings.launches)
+        except OSError as error:
+            self._log.warning("old launches could not be removed", error=str(error))
+        housekeeping.bound(self._settings.proposals, "*.toml", housekeeping.CANDIDATES_MAX)
+        housekeeping.bound(self._settings.cache, "*.json", housekeeping.ANSWERS_MAX)
+
+    def _cut_logs(self) -> None:
+        for launch in sorted({launch for w in self._workers if w.ctx.host.here for launch in w.ctx.living}):
+            path = self._settings.launches / launch / housekeeping.LOG
+            try:
+                if housekeeping.cut_log(path, self._settings.log_mib_max << 20):
+                    self._log.warning("a server's log was too long; its middle was cut out", launch=launch)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if launch not in self._uncut:  # said once, not every minute; `doctor` says it, too
+                    self._log.warning("a server's log is too long and cannot be cut", path=str(path), error=str(error))
+                    self._uncut.add(launch)
+
+    async def _prune(self, folder: Path) -> None:
+        """Remove folders of launches that ended long ago: never one that lives, nor one that the record does not know."""
+        host = self._hosts.named(LOCAL)  # whose launches they are: those of other hosts have no folder here
+        kept = self._store.launches_to_keep(self._settings.slots, self._settings.keep_launches)
+        gone = 0
+        for launch in housekeeping.unprotected(folder, kept):
+            if gone >= housekeeping.REMOVED_MAX:
+                break
+            if self._store.has_ended(launch) and not (await host.inspect(launch)).alive:
+                gone += housekeeping.remove(folder, launch)
+        if gone:
+            self._log.info("folders of old launches removed", launches=gone)
 
     def _open_journal(self) -> None:
         label = clock.utc_label().replace(" ", "T").replace(":", "")
         slot = next(iter(self._settings.slots))
         try:
-            found = self._journal.open(label)
+            found = self._journal.open(label, self._store.last_published())
             self._check_known(found)
         except JournalBroken as error:
             kept = self._journal.set_aside(label)
@@ -167,7 +267,7 @@ class Daemon:
 
     def _check_known(self, found: Recovered) -> None:
         """A journal whose end the record does not know was rewritten as a whole, or its database was lost."""
-        if found.number and dict(self._store.committed()).get(found.number) != found.sha256:
+        if found.number and self._store.entry_hash(found.number) != found.sha256:
             raise JournalBroken(f"entry {found.number} is not the one in the state database")
 
     def _note(self, slot: str, title: str, sentence: str, kept: list[Path]) -> None:
@@ -180,27 +280,31 @@ class Daemon:
             w.ctx.name: {
                 "sentence": w.last.reason,
                 "action": type(w.last.action).__name__,
-                "live": dataclasses.asdict(w.ctx.live),
+                "live": dict(vars(w.ctx.live)),
                 "living": sorted(w.ctx.living),
                 "verified": sorted(w.ctx.verified),
             }
             for w in self._workers
         }
-        status = {"pid": os.getpid(), "at": clock.utc_label(), "at_s": clock.monotonic_s(), "trouble": self._trouble}
-        statusfile.write(self._settings.state_dir, {**status, "slots": slots})
-        self._notifier.status(self._trouble or "; ".join(f"{w.ctx.name}: {w.last.reason}" for w in self._workers))
+        shown, now_s = {"trouble": self._trouble, "slots": slots}, clock.monotonic_s()
+        if shown == self._shown and now_s - self._shown_s < STATUS_EVERY_S:
+            return
+        self._shown, self._shown_s = shown, now_s
+        status = {"pid": os.getpid(), "at": clock.utc_label(), "at_s": now_s, **shown}
+        statusfile.write(self._settings.state_dir, hide_values(status, self._store.secrets))
+        said = self._trouble or "; ".join(f"{w.ctx.name}: {w.last.reason}" for w in self._workers)
+        self._notifier.status(hide(said, self._store.secrets))
 
     async def _pause(self) -> None:
-        """Sleep a cycle; shorter while something is being done, so that a trial loses no time between its steps."""
-        busy = any(w.busy for w in self._workers) or not all(
-            w.last.action.__class__.__name__ == "Wait" for w in self._workers
-        )
+        """Sleep a cycle; less where a long action ends or the last one took no time, so that a trial loses none."""
+        tasks = {w.task for w in self._workers if w.task is not None}
+        at_once = any(w.task is None and not isinstance(w.last.action, Wait) for w in self._workers)
+        ending = asyncio.ensure_future(self._ending.wait())
+        pause_s = min(self._settings.cycle_s, AFTER_A_STEP_S if at_once else self._settings.cycle_s)
         try:
-            await asyncio.wait_for(
-                self._ending.wait(), min(self._settings.cycle_s, 0.1 if busy else self._settings.cycle_s)
-            )
-        except TimeoutError:
-            return
+            await asyncio.wait({ending, *tasks}, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ending.cancel()
 
     def _want_reload(self) -> None:
         self._reload_wanted = True
@@ -212,8 +316,9 @@ class Daemon:
         try:
             settings = load_settings(self._path)
             policies = load_policies(settings)
-            fixed = ("state_dir", "journal", "launches", "slots", "hosts")
-            _check_fixed(self._settings, settings, fixed)
+            if changed := needs_restart(self._settings, settings):
+                verb = "needs" if len(changed) == 1 else "need"
+                raise InvalidInput([Problem(str(self._path), f"{', '.join(changed)} {verb} a restart of the daemon")])
         except AutotunerError as error:
             self._log.error("settings not taken over, the old ones stay in force", error=str(error))
             sentence = f"Settings or policies could not be read again; the old ones stay in force: {error}"
@@ -224,6 +329,7 @@ class Daemon:
 
     def _take_over(self, settings: Settings, policies: tuple[Policy, ...]) -> None:
         self._settings, self._policies = settings, policies
+        self._journal.file_bytes = settings.journal_file_mib << 20
         for worker in self._workers:
             worker.ctx.settings, worker.ctx.policies = settings, policies
         self._take_secrets()
@@ -231,32 +337,15 @@ class Daemon:
         self._warn()
 
     def _take_secrets(self) -> None:
-        """Learn the values that must never be shown, so that a server that prints one does not leak it."""
-        values = set()
-        for slot in self._settings.slots.values():
-            if slot.host != LOCAL:
-                continue  # the files are on another host: the slot's worker learns them there
-            for path in slot.secret_files.values():
-                try:
-                    values.add(Path(path).read_text(encoding="utf-8").strip())
-                except OSError:
-                    self._log.warning("a secret file cannot be read", path=path)
-        self._store.secrets |= frozenset(v for v in values if v)
-        log.hide(self._store.secrets)
+        for worker in self._workers:
+            worker.ctx.take_secrets()
 
     def _worker(self, name: str) -> SlotWorker:
         return SlotWorker(SlotContext(name, self._settings, self._policies, self._store, self._hosts.of(name)))
 
     async def _end(self) -> None:
         self._notifier.stopping()
-        self._rounds.end()
+        await self._rounds.end()
         for worker in self._workers:
             await worker.end()
         self._log.info("daemon ended; servers live on")
-
-
-def _check_fixed(old: Settings, new: Settings, keys: tuple[str, ...]) -> None:
-    """What servers and files already depend on cannot change under them."""
-    changed = [key for key in keys if getattr(new, key) != getattr(old, key)]
-    if changed:
-        raise AutotunerError(f"{', '.join(changed)} cannot change while the daemon runs; restart it for that")

@@ -12,11 +12,15 @@ from autotuner.settings import Settings
 
 
 class Hosts:
-    """Every host of the settings, one object each. `controller` is empty where hosts are only looked at."""
+    """Every host of the settings, one object each. `controller` is empty where hosts are only looked at.
 
-    def __init__(self, settings: Settings, controller: str = "") -> None:
+    `every` is the host of all slots, whatever the settings say, if it is given.
+    """
+
+    def __init__(self, settings: Settings, controller: str = "", every: Host | None = None) -> None:
         self._settings = settings
         self._controller = controller
+        self._every = every
         self._made: dict[str, Host] = {}
 
     def of(self, slot: str) -> Host:
@@ -25,6 +29,8 @@ class Hosts:
 
     def named(self, name: str) -> Host:
         """Given a host's name, return it. Raise NotFound."""
+        if self._every is not None:
+            return self._every
         if name not in self._made:
             self._made[name] = self._make(name)
         return self._made[name]
@@ -37,7 +43,7 @@ class Hosts:
 
     def _make(self, name: str) -> Host:
         if name == LOCAL:
-            return LocalHost(self._settings.launches)
+            return LocalHost(self._settings.launches, self._settings.launcher)
         from autotuner.edge.host_ssh import SshHost  # noqa: PLC0415 - SSH takes a fifth of a second to import
 
         return SshHost(self._settings.way_to(name), self._controller)

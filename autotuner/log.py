@@ -7,7 +7,8 @@ from typing import Any
 
 import structlog
 
-from autotuner.core.redact import names_secret, plain, redact_text
+from autotuner.core import redact
+from autotuner.core.redact import HIDDEN, names_secret, plain
 
 _secrets: set[str] = set()
 
@@ -45,8 +46,16 @@ def get() -> Any:
 def _redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     secrets = frozenset(_secrets)
     for key, value in event.items():
-        if names_secret(key):
-            event[key] = "***"
-        elif isinstance(value, str):
-            event[key] = plain(redact_text(value, secrets), 8000)
+        event[key] = HIDDEN if names_secret(key) else _shown(value, secrets)
     return event
+
+
+def _shown(value: Any, secrets: frozenset[str]) -> Any:
+    """A value of a log line, without secrets and terminal escapes; lists, paths and errors hold texts as well."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, dict):
+        return {str(key): HIDDEN if names_secret(str(key)) else _shown(item, secrets) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shown(item, secrets) for item in value]
+    return plain(redact.hide(str(value), secrets), 8000)

@@ -3,9 +3,7 @@
 The level ends by its own time, by a rule, or because the server died; what was measured until then stays valid.
 """
 
-import dataclasses
 import json
-from itertools import takewhile
 from typing import Any
 
 from autotuner import log, outcome
@@ -172,9 +170,7 @@ class _Level:
         await probe.flush_cache()
         deadline = clock.monotonic_s() + wait_s
         while clock.monotonic_s() < deadline:
-            text = await probe.scrape()
-            counters = self.engine.read_metrics(text) if text else None
-            if counters is None or (counters.running or 0) + (counters.queued or 0) <= 0:
+            if await probe.requests(self.engine.read_metrics) <= 0:
                 return
             await clock.sleep(0.25)
         raise HostError(
@@ -225,9 +221,7 @@ class _Level:
 
     def _launches_before(self) -> int:
         """How many launches of the candidate were for trials before this one: the n-th of each is sent the same prompts."""
-        launches = self.ctx.store.launches(self.ctx.name)
-        earlier = takewhile(lambda launch: launch.id != self.action.launch_id, launches)
-        return sum(launch.candidate_id == self.candidate.id and launch.trial_id is not None for launch in earlier)
+        return self.ctx.store.launches_before(self.ctx.store.launch(self.action.launch_id))
 
     async def death(self) -> tuple[Diagnosis, Fired] | None:
         """If the server has died, return why and the rule that names it."""
@@ -287,7 +281,7 @@ class _Level:
             "samples": samples.model_dump(mode="json") if samples else None,
             "machine": [sample.model_dump(mode="json") for sample in self._machine],
             "windows": [w._asdict() for w in self.gather.windows],
-            "looks": [dataclasses.asdict(look) for look in self.rules.looks],
+            "looks": [vars(look) for look in self.rules.looks],
             "policies": {policy.file: policy.sha256 for policy in self.ctx.policies},
         }
 

@@ -17,7 +17,7 @@ from autotuner.core.candidate import to_toml
 from autotuner.core.confirm import Owed, noise_between, owed_again
 from autotuner.core.entry import Draft
 from autotuner.core.followups import PURPOSE
-from autotuner.core.front import described, front_of
+from autotuner.core.front import OnFront, described, front, rates_of
 from autotuner.core.objective import deciding_levels
 from autotuner.core.policy import Fired
 from autotuner.core.speculation import USUAL_DOUBT, Doubt
@@ -26,7 +26,7 @@ from autotuner.core.statistics import Interval, budget_share, relative_half_widt
 from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, agreed, judge
 from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
-from autotuner.edge.rows import LaunchRow, Trial, basis_json, judgement_columns
+from autotuner.edge.rows import LaunchRow, Trial, basis_json, judgement_columns, read_benchmark
 from autotuner.engines.base import Diagnosis, Effective
 
 _DIAGNOSIS = TypeAdapter(Diagnosis)
@@ -62,8 +62,9 @@ def restored(ctx: SlotContext, row: LaunchRow, ready_s: float | None) -> None:
     """Write the entry of a best-known that serves again, and forget what was wrong before."""
     slot = ctx.store.slot(ctx.name)
     why = slot.restore_wanted or "nothing else was to run"
-    url = ctx.settings.url_of(ctx.name)
-    draft = report.restored_entry(ctx.name, row.name, why, ready_s, ctx.generated.get(row.id, 0), url)
+    newest = next((name for candidate, name, _ in ctx.store.ladder(ctx.name)[:1] if candidate != row.candidate_id), "")
+    seen = (ready_s, ctx.generated.get(row.id, 0), ctx.settings.url_of(ctx.name))
+    draft = report.restored_entry(ctx.name, row.name, why, *seen, instead_of=newest)
     ctx.store.add_entry(draft, clock.utc_label())
     ctx.store.update_slot(ctx.name, degraded="")
     ctx.announced = row.id
@@ -91,6 +92,7 @@ def conclude(ctx: SlotContext, trial_id: int) -> Judgement:
             basis=basis_json(so_far),
             **judgement_columns(judgement),
         )
+        ctx.settled.discard(trial.id)
         if judgement.promote:
             ctx.store.promote(ctx.name, trial.candidate_id, trial.name, trial.id, clock.utc_label())
             ctx.store.update_slot(ctx.name, degraded="")
@@ -163,6 +165,7 @@ def queue_baseline(ctx: SlotContext, candidate_id: str, why: str) -> None:
             priority=queued[0].priority,
             is_baseline=True,
         )
+        ctx.store.update_trial(trial_id, force=queued[0].force)
         ctx.store.put_first(trial_id)
         note(ctx, f"queued baseline {candidate.name}", f"{why[0].upper()}{why[1:]}, so it is measured first.")
 
@@ -177,7 +180,18 @@ def restore_done(ctx: SlotContext, candidate_id: str | None, why: str) -> None:
         elif ctx.announced != row.id:
             restored(ctx, row, None)
         hold = {"paused": slot.restore_wanted} if slot.restore_hold and row is not None else {}
-        ctx.store.update_slot(ctx.name, restore_wanted="", restore_hold=0, **hold)
+        ctx.store.update_slot(ctx.name, restore_wanted="", restore_hold=0, force=False, **hold)
+
+
+def stopped(ctx: SlotContext, row: LaunchRow) -> None:
+    """Write the entry of a server that a person had stopped; a stop that only made room for another has none."""
+    slot = ctx.store.slot(ctx.name)
+    if not slot.stopped or slot.restore_wanted:
+        return
+    bullets = (("Next", "no server runs on this slot until `autotuner resume` or `autotuner restore-best`"),)
+    with ctx.store.transaction():
+        note(ctx, f"stopped {row.name}", f"The server of {row.name} was stopped on purpose, {slot.stopped}.", bullets)
+        ctx.store.update_slot(ctx.name, force=False)
 
 
 def degrade(ctx: SlotContext, why: str) -> None:
@@ -187,13 +201,14 @@ def degrade(ctx: SlotContext, why: str) -> None:
     last = failed[-1].diagnosis if failed else None
     with ctx.store.transaction():
         ctx.store.add_entry(report.degraded_entry(ctx.name, names, last, why), clock.utc_label())
-        ctx.store.update_slot(ctx.name, degraded=why, restore_wanted="", restore_hold=0)
+        ctx.store.update_slot(ctx.name, degraded=why, restore_wanted="", restore_hold=0, force=False)
 
 
 def blocked(ctx: SlotContext, why: str) -> None:
     """Write once, not every cycle, that something outside keeps the slot from going on; and once that it is over."""
-    before = ctx.store.slot(ctx.name).blocked
-    if why == before:
+    if ctx.blocked is None:
+        ctx.blocked = ctx.store.slot(ctx.name).blocked
+    if why == ctx.blocked:
         return
     with ctx.store.transaction():
         ctx.store.update_slot(ctx.name, blocked=why)
@@ -204,6 +219,7 @@ def blocked(ctx: SlotContext, why: str) -> None:
             )
         else:
             note(ctx, "unblocked", "What kept the slot from going on is gone.")
+    ctx.blocked = why
 
 
 def note(ctx: SlotContext, title: str, sentence: str, bullets: tuple[tuple[str, str], ...] = ()) -> None:
@@ -253,7 +269,7 @@ def trial_so_far(ctx: SlotContext, trial: Trial) -> TrialSoFar:
 
 def benchmark_of(trial: Trial) -> Benchmark:
     """Given a trial, return the benchmark it was enqueued under, whatever the settings have become since."""
-    return Benchmark.model_validate_json(trial.benchmark_body)
+    return read_benchmark(trial.benchmark_body)
 
 
 def baseline_of(ctx: SlotContext, trial: Trial) -> dict[Level, LevelResult]:
@@ -272,8 +288,7 @@ def best_answers_of(ctx: SlotContext, trial: Trial) -> tuple[str, ...]:
     models = {ctx.store.candidate(candidate).launch.model for candidate in (ladder[0][0], trial.candidate_id)} - {None}
     if len(models) > 1:
         return ()
-    asked = (t.answers for t in reversed(ctx.store.trials(ctx.name)) if t.candidate_id == ladder[0][0])
-    return next((answers for answers in asked if answers), ())
+    return ctx.store.last_answers(ctx.name, ladder[0][0])
 
 
 def deciding_of(ctx: SlotContext, trial: Trial) -> tuple[Level, ...]:
@@ -339,8 +354,7 @@ def _trial_draft(
     launches = ctx.store.launches(ctx.name, trial.id)
     last = launches[-1] if launches else None
     ladder = ctx.store.ladder(ctx.name)
-    measured = ctx.store.bases(ctx.name, trial.benchmark_hash)
-    found = front_of((*measured, (trial.candidate_id, trial.name, so_far)))
+    found = _front_with(ctx, trial, so_far)
     natural = last is not None and last.diagnosis is not None and last.diagnosis.cause != "own-stop"
     return report.trial_entry(
         report.TrialReport(
@@ -369,6 +383,14 @@ def _trial_draft(
             front=tuple(described(found)) if len(found) > 1 else (),
         )
     )
+
+
+def _front_with(ctx: SlotContext, trial: Trial, so_far: TrialSoFar) -> tuple[OnFront, ...]:
+    """The front of a trial's benchmark with the trial; what the others came to is read once and then remembered."""
+    seen, rates = ctx.measured.get(trial.benchmark_hash, (0, {}))
+    rates = rates | rates_of(ctx.store.bases(ctx.name, trial.benchmark_hash, seen))
+    ctx.measured[trial.benchmark_hash] = (ctx.store.last_entry(), rates)
+    return front(dict((rates | rates_of([(trial.candidate_id, trial.name, so_far)])).values()))
 
 
 def _next_step(

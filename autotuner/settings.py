@@ -29,6 +29,8 @@ ENV_VAR = "AUTOTUNER_SETTINGS"
 PLACES = ("autotuner.toml", "~/.config/autotuner/autotuner.toml", "/etc/autotuner/autotuner.toml")
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: tuple[Day, ...] = get_args(Day)
+FOLDERS = {"state_dir": "state_dir", "journal_dir": "journal", "log_dir": "launches"}  # key -> where that comes to lie
+PLACE = ("host", "listen", "port", "gpus")
 REQUESTS_MIN = 30  # a level with fewer has one or none beyond its 97th percentile
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$"
@@ -105,13 +107,17 @@ class Settings(_Strict):
 
     state_dir: Path
     journal_dir: Path | None = None
+    journal_file_mib: int = Field(default=16, ge=1)
     log_dir: Path | None = None
     policies_dir: Path | None = None
+    launcher: Literal["auto", "systemd", "cgroup", "shim"] = "auto"
     restore: Literal["idle", "always"] = "idle"
     propose: Literal["queue", "suggest", "off"] = "queue"
     cycle_s: float = Field(default=1.0, ge=0.05, le=30)
     serving_probe_every_s: float = Field(default=60.0, ge=0)
     disk_free_min_mib: int = Field(default=64, ge=0)
+    keep_launches: int = Field(default=50, ge=1)
+    log_mib_max: int = Field(default=64, ge=1)
     slots: dict[SlotName, Slot] = Field(min_length=1)
     hosts: dict[HostName, Destination] = Field(default_factory=dict)
     benchmarks: dict[str, Benchmark] = Field(default_factory=lambda: {"default": Benchmark()}, min_length=1)
@@ -163,6 +169,11 @@ class Settings(_Strict):
     def journal(self) -> Path:
         """The folder of the journal."""
         return self.journal_dir or self.state_dir / "journal"
+
+    @property
+    def seal_key(self) -> Path:
+        """The key that the journal's next entry is sealed with; there only once sealing was set up."""
+        return self.state_dir / "seal.key"
 
     @property
     def launches(self) -> Path:
@@ -223,6 +234,23 @@ class Settings(_Strict):
             return ""
         shown = "; ".join(f"{'/'.join(w.days)} {w.from_} to {w.until}" for w in self.window)
         return f"outside the maintenance windows ({shown})"
+
+
+def needs_restart(old: Settings, new: Settings) -> tuple[str, ...]:
+    """Given the settings in force and new ones, return the keys that cannot change while servers and files depend on them.
+
+    Of a slot that is its place: a server that runs now was started for it. What is used at the next start, stop or trial can.
+    """
+    changed = [key for key in FOLDERS if getattr(old, FOLDERS[key]) != getattr(new, FOLDERS[key])]
+    changed += ["launcher"] if old.launcher != new.launcher else []
+    changed += [f"[slots.{name}] (removed)" for name in old.slots if name not in new.slots]
+    changed += [f"[slots.{name}] (added)" for name in new.slots if name not in old.slots]
+    names = sorted(old.hosts.keys() | new.hosts.keys())
+    changed += [f"[hosts.{name}]" for name in names if old.hosts.get(name) != new.hosts.get(name)]
+    for name in old.slots.keys() & new.slots.keys():
+        before, after = old.slots[name], new.slots[name]
+        changed += [f"slots.{name}.{key}" for key in PLACE if getattr(before, key) != getattr(after, key)]
+    return tuple(changed)
 
 
 def find_settings(given: str | None) -> Path:

@@ -1,6 +1,7 @@
 """Works one slot: observes, decides, carries out. One cycle is short; long actions run as a task that it inspects."""
 
 import asyncio
+import dataclasses
 from collections.abc import Coroutine
 from typing import Any
 
@@ -10,12 +11,17 @@ from autotuner.core import decide
 from autotuner.core.decide import Decision, Doing, IncumbentRecord, LaunchRecord, Observed, Recorded, TrialRecord
 from autotuner.core.policy import Facts, built_in, holding
 from autotuner.core.state import Verdict
+from autotuner.core.statistics import most_within
 from autotuner.core.verdict import disagreement, judge, lost, next_level
 from autotuner.edge import clock
-from autotuner.edge.host import PortHolder
+from autotuner.edge.host import GpuUse, PortHolder
 from autotuner.edge.rows import SlotRow, Trial
 from autotuner.errors import HostError, HostKeyRefused, HostUnreachable, StoreError
 
+GPU_WAIT_S = 60.0  # SIGKILL only marks a process: its memory is freed when the dying task closes its device files
+GPU_SLACK_MIB = 256.0  # a driver's own bookkeeping moves by about this much
+YIELD_SHARE = 0.5  # a trial in hand goes back to the queue below this share of the free disk that a new one needs
+RECORD_KEPT_S = 60.0  # the longest that what was read of an idle slot is believed without reading it again
 RETRY_AFTER_S = 5.0  # a failed action is tried again, but not in a tight loop
 
 
@@ -32,12 +38,20 @@ class SlotWorker:
         self._probed_s = 0.0
         self._failed = ""
         self._cuts = 0
+        self._free_mib = float("inf")
+        self._ended, self._ended_s = "", 0.0
+        self._kept: tuple[tuple[Any, ...], float, Recorded] | None = None
         self._log = log.get().bind(slot=ctx.name)
 
     @property
     def busy(self) -> bool:
         """Whether a long action is in progress."""
         return self._task is not None
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """The long action in progress, for whoever waits for its end."""
+        return self._task
 
     def start_up(self) -> None:
         """Nothing is known about the time without a daemon: the best-known comes first, and a trial begins anew."""
@@ -48,7 +62,8 @@ class SlotWorker:
                 store.update_trial(trial.id, interruptions=trial.interruptions + 1)
                 self._interrupted_by_start = True
             slot = store.slot(name)
-            if store.ladder(name) and not slot.degraded and not slot.restore_wanted:
+            held = slot.degraded or slot.hands_off or slot.stopped
+            if store.ladder(name) and not held and not slot.restore_wanted:
                 store.update_slot(name, restore_wanted="the daemon was started")
 
     async def cycle(self) -> Decision:
@@ -69,9 +84,17 @@ class SlotWorker:
     async def _cycle(self) -> Decision:
         await self._collect()
         await self.ctx.learn_secrets()
-        recorded = self._record()
+        self._free_mib = await self.ctx.host.free_disk_mib()
+        recorded = self._recorded()
         observed = await self._observe(recorded)
         decision = decide.decide(recorded, observed)
+        if isinstance(decision.action, decide.Launch):  # only now does it matter who else is there, and to look costs
+            strangers, freeing = await self._others()
+            observed = dataclasses.replace(observed, strangers=strangers, freeing=freeing)
+            decision = decide.decide(recorded, observed)
+        elif isinstance(decision.action, decide.BeginTrial):
+            observed = dataclasses.replace(observed, traffic=await act.traffic(self.ctx, decision.action.trial_id))
+            decision = decide.decide(recorded, observed)
         waits = isinstance(decision.action, decide.Wait | decide.Interrupt)
         if not waits and clock.monotonic_s() < self._wait_until_s:
             decision = Decision(decide.Wait(), f"{self._failed}; next try in a moment")
@@ -129,36 +152,59 @@ class SlotWorker:
         fired = built_in("could-not-measure", sentence, Verdict.ERROR, advice)
         self.ctx.store.update_trial(trial_id, ended=fired.model_dump_json())
 
+    def _recorded(self) -> Recorded:
+        """The record; read again only if something was written since, or if time may have changed what it says.
+
+        Of a slot with nothing to try, time changes nothing: a cycle then costs one question.
+        """
+        version = (*self.ctx.store.version(), self.ctx.settings, self._interrupted_by_start)
+        if self._doing is not None:
+            return self._record()
+        if self._kept is not None and self._kept[0] == version and clock.monotonic_s() < self._kept[1]:
+            return self._kept[2]
+        recorded = self._record()
+        idle = recorded.trial is None and recorded.queued is None
+        self._kept = (version, clock.monotonic_s() + RECORD_KEPT_S, recorded) if idle else None
+        return recorded
+
     def _record(self) -> Recorded:
         store, name = self.ctx.store, self.ctx.name
         slot = store.slot(name)
-        trial, queued = store.trial_in_hand(name), store.queue(name)
+        launches = tuple(
+            LaunchRecord(row.id, row.candidate_id, row.name, row.purpose, row.state, row.trial_id)
+            for row in store.open_launches(name)
+        )
+        if (
+            self._doing is not None
+        ):  # all that matters is whether it must yield: the rest is looked at once it has ended
+            trial_id = self._doing.trial_id
+            yields = self._interrupt(slot, store.trial(trial_id)) if trial_id is not None else ""
+            return Recorded(name, launches, restore_wanted=slot.restore_wanted, interrupt_trial=yields)
+        trial, queued = store.trial_in_hand(name), store.next_queued(name)
         # Starts that take long to fail must fit into the window three times, or the budget would never be spent.
         window_s = max(decide.RESTORE_WINDOW_S, 4 * self.ctx.slot.start_timeout_s)
-        since = clock.monotonic_s() - window_s
         boot = clock.boot_id()
         ladder = tuple(
-            IncumbentRecord(candidate, label, store.restore_failures(name, candidate, boot, since))
+            IncumbentRecord(candidate, label, most_within(store.restore_failures(name, candidate, boot), window_s))
             for candidate, label, _ in store.ladder(name)
         )
         return Recorded(
             slot=name,
-            launches=tuple(
-                LaunchRecord(row.id, row.candidate_id, row.name, row.purpose, row.state, row.trial_id)
-                for row in store.open_launches(name)
-            ),
+            launches=launches,
             trial=self._trial_record(trial) if trial else None,
-            queued=TrialRecord(queued[0].id, queued[0].candidate_id, queued[0].name) if queued else None,
+            queued=TrialRecord(queued.id, queued.candidate_id, queued.name) if queued else None,
             ladder=ladder,
             paused=slot.paused,
             hands_off=slot.hands_off,
             restore_wanted=slot.restore_wanted,
+            stopped=slot.stopped,
             degraded=slot.degraded,
-            no_new_trials=self._no_new_trials(slot, bool(queued)),
-            interrupt_trial=self._interrupt(slot) if trial else "",
+            no_new_trials=self._no_new_trials(slot, queued) if queued else "",
+            interrupt_trial=self._interrupt(slot, trial) if trial else "",
             restore_always=self.ctx.settings.restore == "always",
-            baseline_missing=bool(queued)
-            and confirming.baseline_missing(self.ctx, queued[0], outcome.deciding_of(self.ctx, queued[0])),
+            baseline_missing=trial is None
+            and queued is not None
+            and confirming.baseline_missing(self.ctx, queued, outcome.deciding_of(self.ctx, queued)),
         )
 
     def _trial_record(self, trial: Trial) -> TrialRecord:
@@ -171,30 +217,34 @@ class SlotWorker:
             trial.id, trial.candidate_id, trial.name, trial.interruptions, coming, concluded, so_far.load
         )
 
-    def _no_new_trials(self, slot: SlotRow, anything_queued: bool) -> str:
-        if not anything_queued:
-            return ""
+    def _no_new_trials(self, slot: SlotRow, queued: Trial) -> str:
         closed = self.ctx.settings.window_closed(clock.local_now())
-        if closed:
+        if closed and not queued.force:
             return closed
+        if low := self._disk_low("no trial is started", 1.0):
+            return low
         fired = holding(self.ctx.policies, "next", self._budget_facts(slot))
         return next((f.sentence for f in fired if f.action == "pause" and not f.dry_run), "")
 
-    def _interrupt(self, slot: SlotRow) -> str:
+    def _interrupt(self, slot: SlotRow, trial: Trial) -> str:
         if self._interrupted_by_start:
             return "the daemon ended during it"
         if slot.paused.startswith("now:"):
             return slot.paused
         closed = self.ctx.settings.window_closed(clock.local_now())
-        if closed:
+        if closed and not trial.force:
             return closed
+        # What room is left belongs to the best-known: its restore must be recorded too.
+        if low := self._disk_low("no trial goes on", YIELD_SHARE):
+            return low
         fired = holding(self.ctx.policies, "trial", self._budget_facts(slot))
         return next((f.sentence for f in fired if f.action == "pause" and not f.dry_run), "")
 
     def _budget_facts(self, slot: SlotRow) -> Facts:
         budget = self.ctx.settings.budget
         facts: Facts = {}
-        begun = [t for t in self.ctx.store.trials(self.ctx.name) if t.begun_at and t.id > slot.campaign_from]
+        limited = budget.trials is not None or budget.gpu_hours is not None
+        begun = self.ctx.store.begun_trials(self.ctx.name, slot.campaign_from) if limited else []
         if budget.trials is not None:
             facts["budget.trials_left"] = float(budget.trials - len(begun))
         if budget.gpu_hours is not None:
@@ -216,20 +266,33 @@ class SlotWorker:
             verified = set()
         self.ctx.verified &= living
         self.ctx.living = frozenset(living)
-        strangers = "" if living or self._doing else await self._strangers()
-        return Observed(frozenset(living), frozenset(verified), strangers, self._doing)
+        return Observed(frozenset(living), frozenset(verified), doing=self._doing)
 
-    async def _strangers(self) -> str:
-        """Who holds the slot's port or GPUs, if it is not one of ours: named, never touched."""
+    async def _others(self) -> tuple[str, str]:
+        """Who else holds the slot's port or GPUs: a stranger, who is named and never touched, or what a server of ours left."""
         slot = self.ctx.slot
         holder = await self.ctx.host.port_holder(slot.port)
         if holder is not None:
-            return f"port {slot.port} is held by {_describe(holder)}"
-        for gpu in await self.ctx.host.gpus(slot.gpus):
+            return f"port {slot.port} is held by {_describe(holder)}", ""
+        gpus = await self.ctx.host.gpus(slot.gpus)
+        for gpu in gpus:
             if gpu.processes:
                 pid, name, mib = gpu.processes[0]
-                return f"GPU {gpu.index} is used by pid {pid} ({name}, {mib:.0f} MiB)"
-        return ""
+                return f"GPU {gpu.index} is used by pid {pid} ({name}, {mib:.0f} MiB)", ""
+        return "", self._memory_left(gpus)
+
+    def _memory_left(self, gpus: tuple[GpuUse, ...]) -> str:
+        """What the driver has not given back since the last server ended; a while after that it is taken for another's."""
+        last = self.ctx.store.last_ended(self.ctx.name, clock.boot_id()) if gpus else None
+        if last is None:
+            return ""
+        over = [g for g in gpus if g.used_mib > last.gpu_used_mib.get(g.index, g.used_mib) + GPU_SLACK_MIB]
+        if self._ended != last.id:
+            self._ended, self._ended_s = last.id, clock.monotonic_s()
+        if not over or clock.monotonic_s() - self._ended_s > GPU_WAIT_S:
+            return ""
+        shown = ", ".join(f"GPU {g.index}: {g.used_mib:.0f} MiB, {last.gpu_used_mib[g.index]:.0f} before" for g in over)
+        return f"the GPU memory of {last.name}, which has ended, is not free yet ({shown})"
 
     async def _carry_out(self, decision: Decision, recorded: Recorded, observed: Observed) -> None:
         action, ctx, why = decision.action, self.ctx, decision.reason
@@ -243,12 +306,9 @@ class SlotWorker:
                 if self._task is not None:
                     self._task.cancel()
             case decide.Launch():
-                if action.purpose == "trial" and (low := await self._disk_low()):
-                    self.last = Decision(decide.Wait(), low)
-                    return
                 self._begin(act.launch(ctx, action), why, action.trial_id)
             case decide.AwaitServing():
-                self._begin(act.await_serving(ctx, action), why, action.trial_id)
+                self._begin(act.await_serving(ctx, action), why, action.trial_id, starts=True)
             case decide.RunLevel():
                 self._begin(measure.run_level(ctx, action), why, action.trial_id)
             case decide.Verify():
@@ -284,14 +344,15 @@ class SlotWorker:
             case decide.Degrade():
                 outcome.degrade(ctx, why)
 
-    async def _disk_low(self) -> str:
-        free, least = await self.ctx.host.free_disk_mib(), self.ctx.settings.disk_free_min_mib
-        if free >= least:
+    def _disk_low(self, so: str, share: float) -> str:
+        """Why the disk is too full for a trial, given which share of the room asked for must be free; '' if it is not."""
+        least = self.ctx.settings.disk_free_min_mib
+        if self._free_mib >= least * share:
             return ""
-        return f"only {free:.0f} MiB of disk are free, {least} are asked for: no trial is started (disk_free_min_mib)"
+        return f"only {self._free_mib:.0f} MiB of disk are free, {least} are asked for: {so} (disk_free_min_mib)"
 
-    def _begin(self, work: Coroutine[Any, Any, None], what: str, trial_id: int | None) -> None:
-        self._doing = Doing(what, trial_id)
+    def _begin(self, work: Coroutine[Any, Any, None], what: str, trial_id: int | None, *, starts: bool = False) -> None:
+        self._doing = Doing(what, trial_id, starts)
         self._cuts = self.ctx.host.cuts
         self._task = asyncio.create_task(work)
 

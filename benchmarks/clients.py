@@ -3,6 +3,7 @@
     python benchmarks/clients.py                  everything, three runs of each in turn (about 8 minutes)
     python benchmarks/clients.py --quick          one run of acc and paced20k
     python benchmarks/clients.py --only flood     one mode, or one check: stall, verdicts, stop
+    python benchmarks/clients.py --only agree     its figures against those of vLLM's client (5 minutes; not in "everything")
 
 The server (nullserver.c) has a core of its own and each client with all its processes another; nothing leaves this
 machine. docs/benchmark-client.md explains the method. Peers that cannot be had are left out, with the reason.
@@ -14,12 +15,15 @@ import os
 import platform
 import signal
 import sys
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
 from clientbench import checks
+from clientbench.agreement import agree
 from clientbench.contestants import Client, Ours, SglangRust, Unavailable, VllmBench, write_tokenizer
 from clientbench.nullserver import NullServer, compiled
+from clientbench.pairs import Agreement, agreement_table
 from clientbench.processes import adopt_orphans
 from clientbench.report import VLLM, Bar, Run, bar_table, bars, mode_table, verdict_table
 from clientbench.running import Bench
@@ -28,6 +32,7 @@ from clientbench.schedule import MODES, WHAT, Mode
 FOLDER = Path(__file__).resolve().parents[1] / ".venv" / "bench-clients"
 BUSY = 1.0  # load average at the start
 CHECKS = ("stall", "verdicts", "stop")
+AGREE = "agree"  # made when it is asked for, since it needs vLLM
 # vLLM's client takes ten to twenty seconds to start, and no bar is about it in the other modes.
 VLLM_MODES = {"acc", "paced20k"}
 
@@ -56,8 +61,9 @@ def main() -> int:
         if runs:
             print(f"\n{bar_table(bars(runs))}", flush=True)
         checked = check(bench, wanted, runs, options)
+        agreed = agreement(server, cores, options) if AGREE in wanted else {}
     if options.json:
-        document = {"machine": machine, "runs": runs, "bars": bars(runs), "checks": checked}
+        document = {"machine": machine, "runs": runs, "bars": bars(runs), "checks": checked, AGREE: agreed}
         options.json.write_text(json.dumps(document, default=as_json, indent=1) + "\n")
     return int(any(run.failure for run in chain(runs, *checked.values()) if run.client == Ours.name))
 
@@ -66,11 +72,14 @@ def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one run of acc and paced20k, no checks")
-    parser.add_argument("--only", action="append", choices=(*WHAT, *CHECKS), help="this alone; may be given again")
+    parser.add_argument(
+        "--only", action="append", choices=(*WHAT, *CHECKS, AGREE), help="this alone; may be given again"
+    )
     parser.add_argument("--runs", type=int, default=3, help="runs of each mode and client (default %(default)s)")
     parser.add_argument(
         "--verdict-runs", type=int, default=10, help="runs of each kind of verdict (default %(default)s)"
     )
+    parser.add_argument("--pairs", type=int, default=14, help="pairs of rounds in agree (default %(default)s)")
     parser.add_argument(
         "--vllm-everywhere", action="store_true", help="vLLM's client in all modes, not in two (minutes more)"
     )
@@ -147,6 +156,22 @@ def check(bench: Bench, wanted: set[str], runs: list[Run], options: argparse.Nam
     return found
 
 
+def agreement(
+    server: NullServer, cores: list[int], options: argparse.Namespace
+) -> dict[str, dict[str, list[Agreement]]]:
+    """Compare our client's figures with those of vLLM's client; print a table a server."""
+    progress(AGREE)
+    try:
+        return agree(server, cores, options.folder, options.pairs, show_agreement)
+    except Unavailable as error:
+        sys.exit(f"agree cannot be made: {error}")
+
+
+def show_agreement(name: str, found: dict[str, list[Agreement]]) -> None:
+    """Print what was compared on a server."""
+    print(f"\n**agree, {name}**: the same requests, round by round\n\n{agreement_table(found)}", flush=True)
+
+
 def progress(text: str) -> None:
     """Tell a person at a terminal what takes so long."""
     if sys.stderr.isatty():
@@ -157,6 +182,8 @@ def as_json(value: object) -> object:
     """Write what json does not know."""
     if isinstance(value, Run | Bar):
         return value.as_json()
+    if isinstance(value, Agreement):
+        return {**asdict(value), "verdict": value.verdict}
     raise TypeError(f"no JSON for {value!r}")
 
 

@@ -51,11 +51,22 @@ class _Item:
     warnings: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """How the files are to be queued."""
+
+    priority: int
+    again: bool
+    force: bool
+    dry_run: bool
+
+
 @click.command()
 @click.argument("files", nargs=-1, required=True)
 @click.option("--priority", default=0, show_default=True, help="Higher goes first.")
 @click.option("--dry-run", is_flag=True, help="Say what would be queued, and queue nothing.")
 @click.option("--again", is_flag=True, help="Queue candidates that were tried before under the same benchmark.")
+@click.option("--force", is_flag=True, help="Wait neither for requests that run on the best-known nor for a window.")
 @click.option(
     "--no-preflight", is_flag=True, help="Do not check flags against the installed program; let it say so itself."
 )
@@ -70,6 +81,7 @@ def enqueue(
     priority: int,
     dry_run: bool,
     again: bool,
+    force: bool,
     no_preflight: bool,
     wait: bool,
     timeout: float | None,
@@ -94,7 +106,7 @@ def enqueue(
     ready = [(item, c, text) for item, c, text in items if not item.status and c is not None]
     with state.store.transaction():
         for item, candidate, text in ready:
-            _put(state, item, candidate, text, priority=priority, again=again, dry_run=dry_run)
+            _put(state, item, candidate, text, _Asked(priority, again, force, dry_run))
     shown = [item for item, _, _ in items]
     if as_json and not wait:
         print_json([asdict(item) for item in shown])
@@ -252,9 +264,7 @@ async def _preflight(state: State, items: list[tuple[_Item, Candidate | None, st
     return [warning for warnings in held.values() for warning in warnings]
 
 
-def _put(
-    state: State, item: _Item, candidate: Candidate, text: str, *, priority: int, again: bool, dry_run: bool
-) -> None:
+def _put(state: State, item: _Item, candidate: Candidate, text: str, asked: _Asked) -> None:
     name = state.settings.benchmark_name(item.slot, candidate.benchmark)
     benchmark = state.settings.benchmarks[name]
     item.takes_s = planned_s(benchmark, state.store.usual_ready_s(candidate))
@@ -263,7 +273,9 @@ def _put(
     waiting = [t for t in earlier if t.state in {TrialState.QUEUED, TrialState.RUNNING}]
     if waiting:
         item.status, item.trial = "already queued", waiting[0].id
-    elif earlier and not again:
+        if asked.force and not asked.dry_run:
+            state.store.update_trial(waiting[0].id, force=True)
+    elif earlier and not asked.again:
         done = earlier[0]
         item.status, item.trial = "refused", done.id
         said = (
@@ -271,13 +283,15 @@ def _put(
             "queue it again with --again"
         )
         item.problems = [said]
-    elif dry_run:
+    elif asked.dry_run:
         item.status = "would be queued"
     else:
         state.store.put_candidate(candidate, text, item.file)
         item.trial = state.store.add_trial(
-            item.slot, candidate, (name, benchmark), clock.utc_label(), priority=priority
+            item.slot, candidate, (name, benchmark), clock.utc_label(), priority=asked.priority
         )
+        if asked.force:
+            state.store.update_trial(item.trial, force=True)
         item.status = "queued"
 
 

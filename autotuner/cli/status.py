@@ -96,6 +96,7 @@ def slot_status(state: State, name: str) -> dict[str, Any]:
         "live": live.get("live", {}),
         "paused": row.paused,
         "hands_off": row.hands_off,
+        "stopped": row.stopped,
         "degraded": row.degraded,
         "blocked": row.blocked,
         "restore_wanted": row.restore_wanted,
@@ -179,7 +180,7 @@ def _print_slot(state: State, name: str, row: dict[str, Any], *, show_all: bool)
         click.echo("  serving:    nothing")
     click.echo(f"  now:        {describe_slot(state.status(), name, clock.monotonic_s())}")
     click.echo(f"  objective:  {row['objective']}")
-    for key in ("paused", "hands_off", "degraded", "blocked"):
+    for key in ("paused", "hands_off", "stopped", "degraded", "blocked"):
         if row[key]:
             click.echo(f"  {key.replace('_', ' ')}: {row[key]}")
     if row["trial"] and row["trial"]["aim"]:

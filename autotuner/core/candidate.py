@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from autotuner.core.redact import names_secret, redact_argv, redact_text
+from autotuner.core.redact import names_secret, redact_argv, redact_text, shows_secret
 from autotuner.core.source import Key, Source, problem_at, validate, wrong_at
 from autotuner.errors import InvalidInput, Problem
 
@@ -277,7 +277,11 @@ def _secret_problems(source: Source, file: CandidateFile) -> list[Problem]:
     found += [("launch", "args", key) for key, value in launch.args.items() if _is_secret(key, *_words(value))]
     found += [("launch", "env", key) for key, value in launch.env.items() if _is_secret(key, value)]
     message = "looks like a secret, which candidate files must not hold"
-    return [problem_at(source, path, message, hint) for path in found]
+    problems = [problem_at(source, path, message, hint) for path in found]
+    # The file is kept as a whole: what stands in a comment or a hypothesis would be, too.
+    lines = [n for n, line in enumerate(source.text.splitlines(), 1) if shows_secret(line)]
+    said = {problem.line for problem in problems}
+    return problems + [Problem(source.name, message, line, hint=hint) for line in lines if line not in said]
 
 
 def _is_secret(name: str, *values: str) -> bool:

@@ -95,10 +95,12 @@ def _of_steps(level: Level, rest: float) -> list[Share]:
         usual = prior_needed(round(spec.ceiling) - 1, level.running)
         of_step = min(rest, max(0.0, level.measured_tok_s * (spec.needed / usual - 1)))
         words = f"{dearer} (a usual speculative step costs {usual:.1f} plain ones here, this one {spec.needed:.1f})"
-        return [
-            Share(level.step_cause, of_step, words),
-            Share("acceptance", rest - of_step, f"an accept length of {spec.accept_len.mean:.2f}"),
-        ]
+        left = _broken(spec, rest - of_step) or Share(
+            "acceptance", rest - of_step, f"an accept length of {spec.accept_len.mean:.2f}"
+        )
+        return [Share(level.step_cause, of_step, words), left]
+    if broken := _broken(spec, rest):
+        return [broken]
     best = level.measured_tok_s * (spec.ceiling or spec.needed) / spec.accept_len.mean
     acceptance = min(rest, max(0.0, best - level.measured_tok_s))
     cost = Share(
@@ -108,6 +110,14 @@ def _of_steps(level: Level, rest: float) -> list[Share]:
         Share("acceptance", acceptance, f"speculation at an accept length of {spec.accept_len.mean:.2f}"),
         cost,
     ]
+
+
+def _broken(spec: SpeculationAtLevel, tok_s: float) -> Share | None:
+    """All that speculation costs, where nothing drafted is accepted: what a better drafter would cost it does not tell."""
+    if not spec.nothing_accepted or spec.accept_len is None:
+        return None
+    seen = f"accept length {spec.accept_len.mean:.2f} over {spec.drafts} verify steps"
+    return Share("draft-broken", tok_s, f"a broken drafter, of which nothing is accepted ({seen})")
 
 
 def level_of(result: LevelResult, baseline: Mapping[benchmark.Level, LevelResult]) -> Level | None:

@@ -37,7 +37,13 @@ class Condition:
 def evaluate(expression: str, facts: Facts) -> bool:
     """Given a condition and at least the facts it names, return whether it holds."""
     condition = compiled(expression)
-    return bool(condition.program.evaluate(_activation({name: facts[name] for name in condition.facts})))
+    return _evaluated(expression, tuple((name, facts[name]) for name in condition.facts))
+
+
+@lru_cache(maxsize=512, typed=True)
+def _evaluated(expression: str, facts: tuple[tuple[str, Value], ...]) -> bool:
+    """Most rules look at what has not changed since they looked last, and the library takes its time."""
+    return bool(compiled(expression).program.evaluate(_activation(dict(facts))))
 
 
 @lru_cache(maxsize=512)

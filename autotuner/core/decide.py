@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from autotuner.bench.benchmark import Level, LoadKind, level_name
 from autotuner.core.state import LaunchState, Purpose
 
-RESTORE_FAILURES_MAX = 3  # launches of one best-known that failed within the window before the next older one is tried
+RESTORE_FAILURES_MAX = (
+    3  # launches of one best-known that ended by themselves within the window: then the next older one
+)
 RESTORE_WINDOW_S = 900.0
 INTERRUPTIONS_MAX = 2  # a trial during which the daemon ended more often than this may be what ends it
 
@@ -45,7 +47,7 @@ class TrialRecord:
 
 @dataclass(frozen=True)
 class IncumbentRecord:
-    """A rung of the ladder: a candidate that was best-known, and how often restoring it failed lately."""
+    """A rung of the ladder: a candidate that was best-known, and how many of its launches ended badly in one window."""
 
     candidate_id: str
     name: str
@@ -69,24 +71,32 @@ class Recorded:
     interrupt_trial: str = ""
     restore_always: bool = False
     baseline_missing: bool = False
+    stopped: str = ""
 
 
 @dataclass(frozen=True)
 class Doing:
-    """The long action that this daemon is carrying out now."""
+    """The long action that this daemon is carrying out now; `starts` is set while it brings a server up."""
 
     what: str
     trial_id: int | None = None
+    starts: bool = False
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What the world says about one slot, looked at just now. `living` and `verified` hold launch ids."""
+    """What the world says about one slot, looked at just now. `living` and `verified` hold launch ids.
+
+    `strangers`, `freeing` (what the driver still holds of a server that has ended) and `traffic` are texts: the first two are
+    looked at only before a launch, the last one only before a trial begins.
+    """
 
     living: frozenset[str] = frozenset()
     verified: frozenset[str] = frozenset()
     strangers: str = ""
     doing: Doing | None = None
+    freeing: str = ""
+    traffic: str = ""
 
 
 @dataclass(frozen=True)
@@ -235,7 +245,7 @@ def _in_progress(recorded: Recorded, observed: Observed) -> Decision | None:
     if doing is None:
         return None
     reason = _trial_must_yield(recorded)
-    if doing.trial_id is not None and reason:
+    if reason and (doing.trial_id is not None or (doing.starts and _stop_wanted(recorded))):
         return Decision(Interrupt(), f"{doing.what}: interrupted, {reason}")
     return Decision(Wait(), doing.what)
 
@@ -282,6 +292,17 @@ def _trial_yields(recorded: Recorded, observed: Observed) -> Decision | None:
             f"the daemon ended {trial.interruptions} times during the trial of {trial.name}, which may be the cause",
         )
     return Decision(Requeue(trial.id), f"{trial.name} goes back to the queue: {reason}")
+
+
+def _stopped(recorded: Recorded, observed: Observed) -> Decision | None:
+    """A person wants no server here; whatever wants one waits."""
+    why = _stop_wanted(recorded)
+    if not why or (recorded.trial is not None and recorded.trial.concluded):
+        return None
+    living = _living(recorded, observed)
+    if living:
+        return Decision(Stop(living[0].id), f"stopping {living[0].name}: {why}")
+    return Decision(Wait(), f"{why}; go on with: autotuner resume, or restore-best")
 
 
 def _trial_in_hand(recorded: Recorded, observed: Observed) -> Decision | None:
@@ -370,6 +391,8 @@ def _next_trial(recorded: Recorded, observed: Observed) -> Decision | None:
             QueueBaseline(best.candidate_id),
             f"the best-known, {best.name}, has no measurement under this benchmark yet",
         )
+    if observed.traffic:
+        return Decision(Wait(), f"{queued.name} begins when nothing runs on the best-known: {observed.traffic}")
     return Decision(BeginTrial(queued.id), f"{queued.name} is next in the queue")
 
 
@@ -387,6 +410,7 @@ _SITUATIONS: tuple[Callable[[Recorded, Observed], Decision | None], ...] = (
     _ended,
     _one_server,
     _trial_yields,
+    _stopped,
     _trial_in_hand,
     _degraded,
     _restore,
@@ -406,6 +430,8 @@ def _launch_into_free_slot(recorded: Recorded, observed: Observed, launch: Launc
         )
     if observed.strangers:
         return Decision(Wait(), f"cannot launch {launch.name}: {observed.strangers}")
+    if observed.freeing:
+        return Decision(Wait(), f"{launch.name} waits: {observed.freeing}")
     return Decision(launch, reason)
 
 
@@ -414,7 +440,12 @@ def _living(recorded: Recorded, observed: Observed) -> list[LaunchRecord]:
 
 
 def _trial_must_yield(recorded: Recorded) -> str:
-    return recorded.restore_wanted or recorded.interrupt_trial
+    return recorded.restore_wanted or _stop_wanted(recorded) or recorded.interrupt_trial
+
+
+def _stop_wanted(recorded: Recorded) -> str:
+    """Why a person wants the slot without a server; whoever asks for the best-known afterwards wants it with one."""
+    return f"stopped on purpose, {recorded.stopped}" if recorded.stopped and not recorded.restore_wanted else ""
 
 
 def _why_idle(recorded: Recorded) -> str:

@@ -8,7 +8,7 @@ import hashlib
 import re
 from dataclasses import dataclass, field
 
-from autotuner.core.redact import one_line, plain, redact_text
+from autotuner.core.redact import hide, one_line, plain
 
 GENESIS = "0" * 64
 QUOTE_LIMIT = 4096  # characters of a server's own words in one entry
@@ -75,13 +75,12 @@ def render(draft: Draft, number: int, at: str, prev: str, secrets: frozenset[str
     """Given a draft, its number, its time (UTC, `YYYY-MM-DD HH:MM:SSZ`) and the hash before it, return the entry."""
 
     def hidden(text: str) -> str:
-        """Once more without escapes, which could have kept a secret from being recognised."""
-        return redact_text(plain(redact_text(text, secrets), len(text) + 4096), secrets)
+        return hide(text, secrets)
 
     def safe(text: str, limit: int = 2000) -> str:
         return _MARKUP.sub("&lt;", _BOLD.sub("* *", one_line(hidden(text), limit)))
 
-    slot = _word(hidden(draft.slot))
+    slot = _word(safe(draft.slot))
     title = safe(draft.title, 200) or "untitled"
     lines = [f"## {number:04d} · {at} · slot {slot} · {title}", "", f"**{safe(draft.sentence)}**", ""]
     if draft.table:

@@ -44,8 +44,12 @@ def front_of(trials: Iterable[tuple[str, str, TrialSoFar]]) -> tuple[OnFront, ..
 
     The trials are concluded; a candidate stands on the front by its newest one with a figure that may.
     """
-    rates = {candidate: (name, found) for candidate, name, trial in trials if (found := valid_rates(trial))}
-    return front(dict(rates.values()))
+    return front(dict(rates_of(trials).values()))
+
+
+def rates_of(trials: Iterable[tuple[str, str, TrialSoFar]]) -> dict[str, tuple[str, dict[Level, float]]]:
+    """Given trials as `front_of` has them, return name and output tok/s of each candidate's newest that has a figure."""
+    return {candidate: (name, found) for candidate, name, trial in trials if (found := valid_rates(trial))}
 
 
 def _dominates(one: Mapping[Level, float], other: Mapping[Level, float]) -> bool:

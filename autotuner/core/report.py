@@ -22,6 +22,11 @@ from autotuner.core.statistics import Interval
 from autotuner.core.verdict import Judgement, LevelResult
 from autotuner.engines.base import Diagnosis
 
+DRAFTER_BROKEN = "drafter-broken"  # the shipped rule that ends a trial for it
+BROKEN_ADVICE = (
+    "check that the drafter was trained for this model, that the algorithm's name fits, and that its weights loaded"
+)
+
 
 @dataclass(frozen=True)
 class TrialReport:
@@ -68,18 +73,23 @@ def trial_entry(report: TrialReport) -> Draft:
     )
 
 
-def restored_entry(slot: str, name: str, why: str, ready_s: float | None, tokens: int, url: str) -> Draft:
-    """Given a best-known that serves again, return its entry."""
+def restored_entry(
+    slot: str, name: str, why: str, ready_s: float | None, tokens: int, url: str, instead_of: str = ""
+) -> Draft:
+    """Given a best-known that serves again, return its entry; `instead_of` names the newest one where this is an older."""
     how = f"serving {duration(ready_s)} after its launch" if ready_s is not None else "it was still serving"
+    next_step = "nothing to do; the daemon goes on with the queue, if there is one"
+    older: tuple[tuple[str, str], ...] = ()
+    if instead_of:
+        older = (("Instead of", f"{instead_of}, which ended by itself too often; it is not tried again by itself"),)
+        next_step = (
+            f"mend what ended {instead_of} (its log and cause are in the entries before), then `autotuner restore-best`"
+        )
     return Draft(
         slot=slot,
         title=f"restored {name}",
-        sentence=f"The best-known server {name} serves: {how}.",
-        bullets=(
-            ("Why", why),
-            ("Verified", f"generated {tokens} tokens at {url}"),
-            ("Next", "nothing to do; the daemon goes on with the queue, if there is one"),
-        ),
+        sentence=f"The {'older ' if instead_of else ''}best-known server {name} serves: {how}.",
+        bullets=(("Why", why), *older, ("Verified", f"generated {tokens} tokens at {url}"), ("Next", next_step)),
     )
 
 
@@ -101,7 +111,11 @@ def degraded_entry(slot: str, names: tuple[str, ...], diagnosis: Diagnosis | Non
     """Given a slot whose best-known ones all failed to come back, return the entry that asks for a person."""
     bullets = [
         ("Tried", ", ".join(names)),
-        ("Do", "look at the log with `autotuner show`, mend the cause, then `autotuner restore-best`"),
+        ("Do", "read the last log below `launches` in the state folder, mend the cause, then `autotuner restore-best`"),
+        (
+            "Or",
+            "`autotuner resume` goes on with the queue without the best-known, `autotuner doctor` looks at the host",
+        ),
         ("Until then", "nothing is launched on this slot"),
     ]
     if diagnosis:
@@ -175,6 +189,8 @@ def _sentence(report: TrialReport) -> str:
     judgement = report.judgement
     lead = judgement.reasons[0] if judgement.reasons else "no reason was recorded"
     lead = lead[0].upper() + lead[1:]
+    if (broken := _unnamed_drafter(report)) and broken.speculation is not None:
+        lead = f"{lead.rstrip('.')}, and its drafter is broken: {_accepted_nothing(broken.speculation)}"
     if judgement.rule is not None:
         done = f"stopped after {duration(report.took_s)}"
         if report.planned_s > report.took_s and report.ready_s is not None:
@@ -183,6 +199,23 @@ def _sentence(report: TrialReport) -> str:
     if judgement.promote:
         return f"{report.name} is the best-known server now: {lead[0].lower()}{lead[1:].rstrip('.')}."
     return f"{lead.rstrip('.')}."
+
+
+def _unnamed_drafter(report: TrialReport) -> LevelResult | None:
+    """The level whose evidence says that the drafter is broken, where another rule ended the trial before that one could.
+
+    A rule on rates may need less evidence than it takes to stop a drafter; the entry must name the cause all the same.
+    """
+    judgement = report.judgement
+    if judgement.promote or (judgement.rule is not None and judgement.rule.rule == DRAFTER_BROKEN):
+        return None
+    found = [r for r in report.results if r.speculation is not None and r.speculation.nothing_accepted]
+    return max(found, key=lambda r: r.speculation.drafts if r.speculation else 0, default=None)
+
+
+def _accepted_nothing(spec: SpeculationAtLevel) -> str:
+    length = spec.accept_len.mean if spec.accept_len is not None else 1.0
+    return f"accept length {length:.2f} over {spec.drafts} verify steps, so nothing it drafts is accepted"
 
 
 def _bullets(report: TrialReport) -> list[tuple[str, str]]:
@@ -220,8 +253,7 @@ def _bullets(report: TrialReport) -> list[tuple[str, str]]:
         bullets.append(("Causes", shares))
     if report.diagnosis is not None and not judgement.promote:
         bullets.append(("Cause", f"{report.diagnosis.cause}: {report.diagnosis.sentence}"))
-    advice = (judgement.rule.advice if judgement.rule else "") or (report.diagnosis.advice if report.diagnosis else "")
-    if advice and not judgement.promote:
+    if (advice := _advice(report)) and not judgement.promote:
         bullets.append(("Advice", advice))
     ready = f"ready after {duration(report.ready_s)}, " if report.ready_s is not None else ""
     bullets += [("Not queued", why) for why in report.not_proposed]
@@ -232,6 +264,13 @@ def _bullets(report: TrialReport) -> list[tuple[str, str]]:
         ("Evidence", f"`autotuner show {report.trial_id}`"),
     ]
     return bullets
+
+
+def _advice(report: TrialReport) -> str:
+    """What to do about it: the rule's own, else that on what ended the server, else that on a broken drafter."""
+    of_rule = report.judgement.rule.advice if report.judgement.rule else ""
+    of_end = report.diagnosis.advice if report.diagnosis else ""
+    return of_rule or of_end or (BROKEN_ADVICE if _unnamed_drafter(report) is not None else "")
 
 
 def _of_levels(report: TrialReport) -> list[tuple[str, str]]:

@@ -22,6 +22,7 @@ from autotuner.core.statistics import (
 from autotuner.engines.base import Speculation, Window
 
 BROKEN_WITHIN = 0.02  # accept length within this of 1.00: nothing drafted is ever accepted
+SUSPECT_STEPS = 50  # none accepted in so many verify steps bounds the chance of one at 0.06 (rule of three)
 CLEAN_MIN = 3  # windows without a prefill; fewer are a matter of luck
 STEADY_RATIO = 0.9  # a window counts only with this share of what can run running
 # How far a plain step time can be off where it was not measured, as a 95 % relative half width. Between two levels the step
@@ -110,6 +111,11 @@ class SpeculationAtLevel:
         """The reading of these figures, without regard to how much evidence a rule asks for."""
         return _pays(self)  # apart, because `make mutate` leaves the bodies of properties alone
 
+    @property
+    def nothing_accepted(self) -> bool:
+        """Whether no drafted token was accepted in all that was seen, which is enough to name a drafter and not to stop it."""
+        return _nothing_accepted(self)
+
     def __str__(self) -> str:
         """The finding in a sentence: measured, needed, best possible, how sure."""
         if self.accept_len is None:
@@ -136,6 +142,11 @@ def _pays(found: SpeculationAtLevel) -> Pays:
     if found.speedup.high < 1:
         return Pays.NO
     return Pays.YES if found.speedup.low > 1 else Pays.UNKNOWN
+
+
+def _nothing_accepted(found: SpeculationAtLevel) -> bool:
+    accepted = found.accept_len
+    return accepted is not None and accepted.mean < 1 + BROKEN_WITHIN and found.drafts >= SUSPECT_STEPS
 
 
 def step_time_s(running: float, accept_len: float, gen_tok_s: float) -> float:

@@ -179,3 +179,12 @@ def launch_noise(*groups: Sequence[float]) -> float:
             squares += sum((r - mean) ** 2 for r in rates) / mean**2
             freedom += len(rates) - 1
     return math.sqrt(squares / freedom)
+
+
+def most_within(times_s: list[float], window_s: float) -> int:
+    """Given times in order, return the most of them that lie within any one window of this length.
+
+    A budget that is spent stays spent: were it counted back from now, a best-known that cannot live would take the place of
+    the older one that can, over and over, once a window.
+    """
+    return max((sum(at <= t < at + window_s for t in times_s[i:]) for i, at in enumerate(times_s)), default=0)

@@ -25,9 +25,11 @@ from typing import Any
 
 from autotuner.edge import clock, files, procfs, shim
 from autotuner.edge.host import LaunchSpec
-from autotuner.edge.host_local import POLL_S, START_WAIT_S, LocalHost
+from autotuner.edge.host_local import LocalHost
+from autotuner.edge.rungs import POLL_S, Rung
 from autotuner.errors import AutotunerError, HostError
 
+LAUNCHER = "shim"  # units need an installed autotuner, and a session's control groups end with it
 TAKE_OVER_S = 10.0  # an agent that SIGKILL does not end in this time hangs in the kernel
 LOOKS = frozenset({"port_holder", "gpus", "free_disk_mib", "run", "launch_of", "facts"})
 
@@ -40,7 +42,7 @@ def main() -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o750)
         refused = take_control(folder, controller) if controller else ""
-        host = AgentHost(folder / "launches", extract_shim(folder))
+        host = AgentHost(folder / "launches", LAUNCHER, extract_shim(folder))
     except OSError as error:
         refused = f"{folder} cannot be used: {error.strerror}"
     if refused:
@@ -66,15 +68,11 @@ class AgentHost(LocalHost):
             return
         if (where / "revoked.json").exists():
             raise HostError(f"launch {spec.launch_id} was given up before it was started")
-        deadline = clock.monotonic_s() + START_WAIT_S
-        while not any((where / name).exists() for name in ("identity.json", "exit.json")):
-            if clock.monotonic_s() > deadline:
-                raise HostError(f"the shim of launch {spec.launch_id} reported nothing within {START_WAIT_S:.0f} s")
-            await clock.sleep(POLL_S)
+        await self._reported(spec.launch_id, await self.rung())
 
-    def _write_down(self, spec: LaunchSpec) -> Path:
+    def _write_down(self, spec: LaunchSpec, rung: Rung) -> Path:
         where = self._folder / spec.launch_id
-        return where if (where / "launch.json").exists() else super()._write_down(spec)
+        return where if (where / "launch.json").exists() else super()._write_down(spec, rung)
 
 
 def take_control(folder: Path, controller: str) -> str:

@@ -6,6 +6,7 @@ Budgets and waiting use the monotonic clock, which counts suspended time too; wa
 import asyncio
 import datetime as dt
 import time
+from functools import cache
 from pathlib import Path
 
 
@@ -45,6 +46,7 @@ def local_now() -> dt.datetime:
     return dt.datetime.now().astimezone()
 
 
+@cache
 def boot_id() -> str:
     """What changes with each boot of this host: monotonic times of two boots must not be compared."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

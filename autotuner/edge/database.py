@@ -5,16 +5,20 @@ is nothing.
 """
 
 import errno
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+from autotuner.core.redact import hide_values, one_line
+from autotuner.edge.files import make_folder, write_over_itself
 from autotuner.errors import DiskFull, StoreError
 
-SCHEMA_VERSION = "6"
+SCHEMA_VERSION = "7"
 # What turns a database of one schema into one of the next; a step is never changed once it was released.
 MIGRATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "1": (
@@ -46,6 +50,14 @@ MIGRATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "4": ("5", ("ALTER TABLE trials ADD COLUMN alpha REAL",)),
     "5": ("6", ("ALTER TABLE results ADD COLUMN gaps BLOB",)),
+    "6": (
+        "7",
+        (
+            "ALTER TABLE trials ADD COLUMN force INTEGER NOT NULL DEFAULT 0",
+            "ALTER TABLE slots ADD COLUMN stopped TEXT NOT NULL DEFAULT ''",
+            "ALTER TABLE slots ADD COLUMN force INTEGER NOT NULL DEFAULT 0",
+        ),
+    ),
 }
 BUSY_TIMEOUT_S = 10.0
 
@@ -54,10 +66,12 @@ class Database:
     """One connection to the state database; opens and creates it."""
 
     def __init__(self, path: Path) -> None:
+        self.secrets: frozenset[str] = frozenset()  # values that must never get into a column
         with translated(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             self._connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         self._path = path
+        self._settled = False
         try:
             with translated(path):
                 self._connection.row_factory = sqlite3.Row
@@ -84,6 +98,7 @@ class Database:
         # IMMEDIATE: a deferred transaction that turns into a writer fails at once in spite of the busy timeout.
         self.run("BEGIN IMMEDIATE")
         try:
+            self._settle()
             yield
             self.run("COMMIT")
         except BaseException:
@@ -108,15 +123,54 @@ class Database:
         with translated(self._path):
             return self._connection.execute(sql, values).fetchall()
 
+    def hidden(self, value: Any) -> Any:
+        """Given a value for a column, texts and JSON alike, return it with known secrets hidden."""
+        return hide_values(value, self.secrets)
+
     def data_version(self) -> int:
         """A number that changes when another process has committed."""
         row = self.one("PRAGMA data_version")
         return int(row[0]) if row else 0
 
+    @property
+    def changes(self) -> int:
+        """How many rows this connection has changed; a change that was taken back counts, too."""
+        return self._connection.total_changes
+
     def check(self) -> str:
         """Return what SQLite's own quick check finds; `ok` if nothing."""
         row = self.one("PRAGMA quick_check")
         return str(row[0]) if row else "no answer"
+
+    def require_intact(self) -> None:
+        """Raise StoreError with what SQLite's own quick check finds, if it finds anything."""
+        found = self.check()
+        if found != "ok":
+            raise StoreError(
+                f"the state database {self._path} is damaged: {one_line(found, 200)}; stop the daemon, and put a backup in its "
+                "place or move it away"
+            )
+
+    def _settle(self) -> None:
+        """Before this process's first change: make durable what an earlier one left in the write-ahead log.
+
+        A commit whose sync failed was reported as failed. But its frames are in the kernel's memory, taken for clean: who
+        opens the log after a crash finds them committed, builds on them, and no later sync would write them. The write lock
+        is held, so the log does not change meanwhile.
+        """
+        if self._settled:
+            return
+        with translated(self._path):
+            try:
+                fd = os.open(f"{self._path}-wal", os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return
+            try:
+                write_over_itself(fd, 0, os.fstat(fd).st_size)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        self._settled = True
 
     def _create(self) -> None:
         row = self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()
@@ -146,18 +200,32 @@ class Database:
                 self._connection.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (found,))
 
 
-@contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """Turn SQLite's and the file system's errors into ours, so that the loop can tell a full disk from a bug."""
-    try:
-        yield
-    except (sqlite3.OperationalError, sqlite3.IntegrityError) as error:
-        text = str(error)
-        if "full" in text or "disk I/O error" in text:
-            raise DiskFull(f"the state database {path} cannot be written: {text}") from error
-        raise StoreError(f"the state database {path}: {text}") from error
-    except sqlite3.DatabaseError as error:
-        raise StoreError(f"the state database {path} is damaged: {error}") from error
-    except OSError as error:
-        kind = DiskFull if error.errno in {errno.ENOSPC, errno.EDQUOT} else StoreError
-        raise kind(f"the state database {path}: {error.strerror}") from error
+class translated:  # noqa: N801 - it reads as a function where it is used
+    """Turn SQLite's and the file system's errors into ours, so that the loop can tell a full disk from a bug.
+
+    A class, since it is entered for every statement, and one made of a generator takes longer than most of these.
+    """
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        if isinstance(error, sqlite3.OperationalError | sqlite3.IntegrityError):
+            text = str(error)
+            if "full" in text or "disk I/O error" in text:
+                raise DiskFull(f"the state database {self._path} cannot be written: {text}") from error
+            raise StoreError(f"the state database {self._path}: {text}") from error
+        if isinstance(error, sqlite3.DatabaseError):
+            raise StoreError(f"the state database {self._path} is damaged: {error}") from error
+        if isinstance(error, OSError):
+            full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+            raise (DiskFull if full else StoreError)(f"the state database {self._path}: {error.strerror}") from error

@@ -23,14 +23,14 @@ class LaunchSpec:
 class ServerSeen:
     """How a launch is right now. `exit_code` is None while it lives, and where it was never recorded.
 
-    `never_started` means that nothing of it ever ran, and that nothing of it will.
+    `started` is false for one that was committed and of which nothing ever ran.
     """
 
     launch_id: str
     alive: bool
     exit_code: int | None = None
     error: str = ""
-    never_started: bool = False
+    started: bool = True
 
 
 @dataclass(frozen=True)

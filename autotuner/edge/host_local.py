@@ -1,75 +1,68 @@
 """The local host: servers under a shim each, found again by identity, whatever happened to the daemon meanwhile."""
 
-import asyncio
-import contextlib
-import errno
 import json
-import os
 import shutil
 import signal
-import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
-from autotuner.edge import clock, files, gpu, procfs
+from autotuner.edge import clock, commands, gpu, ladder, procfs
+from autotuner.edge.commands import OUTPUT_BYTES_MAX
 from autotuner.edge.host import Activity, GpuUse, LaunchSpec, PortHolder, Ran, ServerSeen
-from autotuner.errors import AutotunerError, DiskFull, HostError
+from autotuner.edge.rungs import LOOKS, POLL_S, Rung, Unit, rung_of
+from autotuner.errors import HostError
 
-SHIM = Path(__file__).with_name("shim.py")
 START_WAIT_S = 15.0  # an isolated interpreter starts in about 20 ms; more than this means that the host is stuck
-POLL_S = 0.02
 AFTER_GRACE_S = 75.0  # what the shim may take beyond the grace to clear what a server left behind
-OUTPUT_BYTES_MAX = 16 << 20
-LOOKS = 3  # a process that forks, ends or execs just then can slip through one look at /proc, hardly through three
 
 
 class LocalHost:
-    """Runs servers on this machine; `folder` keeps one subfolder a launch, `shim` is the program that holds each."""
+    """Runs servers on this machine; `folder` keeps one subfolder a launch."""
 
     cuts = 0
     here = True
     can_bench = False
 
-    def __init__(self, folder: Path, shim: Path | None = None) -> None:
+    def __init__(self, folder: Path, launcher: str = "auto", shim: Path | None = None) -> None:
+        """Launches live on the rung called `launcher`; `auto` is the highest that works here. `shim` is for the lowest rung."""
         self._folder = folder
+        self._wanted = launcher
         self._shim = shim
+        self._rung: Rung | None = None
 
     async def start(self, spec: LaunchSpec) -> None:
         """Write down what to start, start the shim, and wait until it reports the server's identity or its end."""
-        where = self._write_down(spec)
-        await self._run_shim(where, spec)
-        deadline = clock.monotonic_s() + START_WAIT_S
-        while clock.monotonic_s() < deadline:
-            if (where / "identity.json").exists() or (where / "exit.json").exists():
-                return
-            await clock.sleep(POLL_S)
-        if not procfs.of_launch(spec.launch_id):
-            raise HostError(f"the shim of launch {spec.launch_id} reported nothing within {START_WAIT_S:.0f} s")
+        rung = await self.rung()
+        where = self._write_down(spec, rung)
+        await rung.start(where, spec.launch_id)
+        await self._reported(spec.launch_id, rung)
 
     async def inspect(self, launch_id: str) -> ServerSeen:
         """Read what the shim recorded, and believe it only as far as /proc agrees."""
         where = self._folder / launch_id
         if self._revoke(where):
-            return ServerSeen(launch_id, alive=False, error="it was never started", never_started=True)
+            return _never_started(launch_id)
         identity, ended = _read(where / "identity.json"), _read(where / "exit.json")
+        rung = _rung_of(where)
         if ended is not None:
-            return _ended(launch_id, ended, identity)
+            return _ended(launch_id, ended, identity, rung)
         if identity is not None and identity["boot_id"] != clock.boot_id():
             return ServerSeen(launch_id, alive=False, error="the host was booted since")
         if identity is not None and procfs.lives(**_process(identity["shim"])):
             return ServerSeen(launch_id, alive=True)
-        if any(procfs.of_launch(launch_id) for _ in range(LOOKS)):
+        if rung.occupied(launch_id) or any(procfs.of_launch(launch_id) for _ in range(LOOKS)):
             return ServerSeen(launch_id, alive=True, error="its shim is gone or has recorded nothing")
         late = _read(where / "exit.json")  # the shim may have written it and ended between the two looks
         if late is not None:
-            return _ended(launch_id, late, identity)
+            return _ended(launch_id, late, identity, rung)
         return ServerSeen(launch_id, alive=False, error="its end was not recorded")
 
     async def stop(self, launch_id: str, grace_s: float) -> ServerSeen:
-        """Ask the shim, which stops and clears the whole tree; then look for what may have slipped away from it."""
+        """Ask the shim, which stops and clears the whole tree; then clear its place, and what slipped away from both."""
         where = self._folder / launch_id
         if self._revoke(where):
-            return ServerSeen(launch_id, alive=False, error="it was never started", never_started=True)
+            return _never_started(launch_id)
         identity = _read(where / "identity.json")
         if identity is not None and identity["boot_id"] == clock.boot_id():
             shim = _process(identity["shim"])
@@ -77,7 +70,10 @@ class LocalHost:
                 deadline = clock.monotonic_s() + grace_s + AFTER_GRACE_S
                 while procfs.lives(**shim) and clock.monotonic_s() < deadline:
                     await clock.sleep(POLL_S)
-        await self._kill_strays(launch_id, grace_s if identity is None else 0.0)
+        if identity is None:  # there was no shim to ask
+            await self._kill_strays(launch_id, grace_s)
+        await _rung_of(where).clear(launch_id)
+        await self._kill_strays(launch_id, 0.0)
         return await self.inspect(launch_id)
 
     async def read_log(self, launch_id: str, offset: int, limit: int = 1 << 20) -> bytes:
@@ -122,8 +118,8 @@ class LocalHost:
         """Ask nvidia-smi; a host without it has no GPUs to report."""
         if not indices or shutil.which("nvidia-smi") is None:
             return ()
-        memory = await self.run(gpu.MEMORY_QUERY, 30.0)
-        processes = await self.run(gpu.PROCESS_QUERY, 30.0)
+        memory = await commands.run(gpu.MEMORY_QUERY, 30.0)
+        processes = await commands.run(gpu.PROCESS_QUERY, 30.0)
         return gpu.parse(memory.output, processes.output, indices) if memory.code == 0 else ()
 
     async def free_disk_mib(self) -> float:
@@ -134,23 +130,11 @@ class LocalHost:
     async def run(self, argv: tuple[str, ...], timeout_s: float) -> Ran:
         """Run a command with a deadline; what it started itself goes with it.
 
-        Its output goes to memory and not through a pipe, whose end would be waited for as long as any process that the
-        command left behind holds it.
+        Where servers have units of their own it runs in one, too: an engine asked for its flags needs what its servers need.
         """
-        output = os.memfd_create("output")
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *argv, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-            )
-            await _end_of(process, timeout_s)
-            said = os.pread(output, OUTPUT_BYTES_MAX, 0).decode("utf-8", "replace")
-        except TimeoutError:
-            raise HostError(f"{argv[0]} did not end within {timeout_s:.0f} s") from None
-        except (OSError, ValueError) as error:
-            raise HostError(f"{argv[0]} cannot be run: {getattr(error, 'strerror', None) or error}") from None
-        finally:
-            os.close(output)
-        return Ran(process.returncode or 0, said)
+        if isinstance(self._rung, Unit):
+            return await self._run_apart(argv, timeout_s, self._rung)
+        return await commands.run(argv, timeout_s)
 
     async def reach(self, address: str, port: int) -> tuple[str, int]:
         """What listens on this machine is reached where it listens."""
@@ -167,46 +151,45 @@ class LocalHost:
         """Read it from the process's environment, or from its ancestors'."""
         return procfs.launch_above(pid)
 
-    def _write_down(self, spec: LaunchSpec) -> Path:
-        """Write what to start; without the daemon's own environment, which may hold secrets and goes with the shim."""
-        where, locks = self._folder / spec.launch_id, self._folder / "slots"
-        body = {
-            "argv": spec.argv,
-            "env": spec.env,
-            "secret_files": spec.secret_files,
-            "cwd": str(where),
-            "stop_grace_s": spec.stop_grace_s,
-            "slot_lock": str(locks / f"{spec.slot}.lock"),
-        }
-        try:
-            where.mkdir(parents=True, exist_ok=True, mode=0o750)
-            locks.mkdir(exist_ok=True)
-            files.write_atomically(where / "launch.json", json.dumps(body).encode(), 0o600)
-        except OSError as error:
-            raise _cannot(f"launch {spec.launch_id} cannot be written down", error) from None
-        return where
+    async def rung(self) -> Rung:
+        """The rung on which the next launches live; found out once. Raise HostError if the wanted one cannot be used."""
+        if self._rung is None:
+            self._rung = await ladder.choose(self._wanted, self._folder, self._shim)
+        return self._rung
 
-    async def _run_shim(self, where: Path, spec: LaunchSpec) -> None:
-        """The shim forks at once and its parent ends, so nothing of ours stays as a zombie."""
-        env = {**_clean_environment(), **spec.env, procfs.LAUNCH_VARIABLE: spec.launch_id}
+    async def _run_apart(self, argv: tuple[str, ...], timeout_s: float, rung: Unit) -> Ran:
+        """Run a command as a launch that is nobody's server, and leave nothing of it behind."""
+        launch_id = uuid.uuid4().hex[:16]
+        where = ladder.write_down(self._folder, LaunchSpec(launch_id, launch_id, argv, {}, stop_grace_s=1.0), rung)
+        deadline = clock.monotonic_s() + timeout_s
         try:
-            with (where / "server.log").open("ab") as log:
-                process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", str(self._shim or SHIM), str(where)),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.DEVNULL,
-                    stderr=log,
-                    env=env,
-                    start_new_session=True,
-                    close_fds=True,
-                )
-        except (OSError, ValueError) as error:
-            raise _cannot("the shim cannot be run", error) from None
-        code = await process.wait()
-        if code != 0:
-            said = (where / "server.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            last = f": {said[-1]}" if said else ""
-            raise HostError(f"the shim of launch {spec.launch_id} ended with exit code {code}{last}")
+            await rung.start(where, launch_id)
+            while (ended := _read(where / "exit.json")) is None:
+                if clock.monotonic_s() > deadline:
+                    raise HostError(f"{argv[0]} did not end within {timeout_s:.0f} s")
+                await clock.sleep(POLL_S)
+            said = await self.read_log(launch_id, 0, OUTPUT_BYTES_MAX)
+        finally:
+            await self.stop(launch_id, 1.0)
+            shutil.rmtree(where, ignore_errors=True)
+            (self._folder / "slots" / f"{launch_id}.lock").unlink(missing_ok=True)
+        if ended.get("error"):
+            raise HostError(f"{argv[0]} cannot be run: {ended['error']}")
+        return Ran(int(ended.get("code") or 0), said.decode("utf-8", "replace"))
+
+    def _write_down(self, spec: LaunchSpec, rung: Rung) -> Path:
+        return ladder.write_down(self._folder, spec, rung)
+
+    async def _reported(self, launch_id: str, rung: Rung) -> None:
+        """Wait until a shim reports its server's identity or its end. Raise HostError where there is no sign of it."""
+        where = self._folder / launch_id
+        deadline = clock.monotonic_s() + START_WAIT_S
+        while clock.monotonic_s() < deadline:
+            if (where / "identity.json").exists() or (where / "exit.json").exists():
+                return
+            await clock.sleep(POLL_S)
+        if not procfs.of_launch(launch_id) and not rung.occupied(launch_id):
+            raise HostError(f"the shim of launch {launch_id} reported nothing within {START_WAIT_S:.0f} s")
 
     async def _kill_strays(self, launch_id: str, grace_s: float) -> None:
         """End what carries the launch id: asked first, for as long as the grace, then killed until none is seen."""
@@ -235,14 +218,8 @@ class LocalHost:
                 (where / name).exists() for name in ("claimed.json", "identity.json", "exit.json")
             )
         except OSError as error:
-            raise _cannot(f"the launch in {where} cannot be revoked", error) from None
+            raise ladder.cannot(f"the launch in {where} cannot be revoked", error) from None
         return True
-
-
-def _clean_environment() -> dict[str, str]:
-    """The daemon's environment without what would configure a server behind the candidate's back or name our manager."""
-    dropped = ("LLAMA_ARG_", "NOTIFY_SOCKET", "WATCHDOG_", "LISTEN_", "INVOCATION_ID", "JOURNAL_STREAM", "AUTOTUNER_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -257,29 +234,23 @@ def _process(identity: dict[str, Any]) -> dict[str, int]:
     return {"pid": int(identity["pid"]), "start_ticks": int(identity["start_ticks"])}
 
 
-def _ended(launch_id: str, ended: dict[str, Any], identity: dict[str, Any] | None) -> ServerSeen:
-    """What a shim recorded at its end; what it could not kill keeps the launch alive for as long as that lives."""
+def _rung_of(where: Path) -> Rung:
+    """The rung that a launch lives on, as its shim was told, whatever would be chosen today."""
+    return rung_of(_read(where / "claimed.json"))
+
+
+def _never_started(launch_id: str) -> ServerSeen:
+    return ServerSeen(launch_id, alive=False, error="it was never started", started=False)
+
+
+def _ended(launch_id: str, ended: dict[str, Any], identity: dict[str, Any] | None, rung: Rung) -> ServerSeen:
+    """What a shim recorded at its end; what is left of a launch all the same keeps it alive for as long as that lives."""
     same_boot = identity is not None and identity["boot_id"] == clock.boot_id()
     left = [p["pid"] for p in ended.get("left", []) if same_boot and procfs.lives(**_process(p))]
     if left:
         shown = ", ".join(map(str, left))
         return ServerSeen(launch_id, alive=True, error=f"SIGKILL does not end it: pid {shown} hangs in the kernel")
+    if rung.occupied(launch_id):  # the shim itself for an instant
+        return ServerSeen(launch_id, alive=True, error="its server has ended, and something of it is left")
+    rung.leave(launch_id)
     return ServerSeen(launch_id, alive=False, exit_code=ended.get("code"), error=str(ended.get("error") or ""))
-
-
-async def _end_of(process: asyncio.subprocess.Process, timeout_s: float) -> None:
-    """Wait for a command's end; one that is late, or that nobody waits for any more, is killed with its session."""
-    try:
-        await asyncio.wait_for(process.wait(), timeout_s)
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-
-
-def _cannot(what: str, error: Exception) -> AutotunerError:
-    """A full disk has its own error, for there is something the daemon can do about it."""
-    full = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
-    message = f"{what}: {getattr(error, 'strerror', None) or error}"
-    return DiskFull(message) if full else HostError(message)

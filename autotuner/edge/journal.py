@@ -1,4 +1,4 @@
-"""The journal's files: recover the tail, append, fsync, read, verify. Append-only, one file a month.
+"""The journal's files: recover the tail, append, fsync, read, verify. Append-only, a file a month, or several long ones.
 
 Owns the promise that an acknowledged entry is never lost: one write for the whole entry, its length checked, fsynced,
 and only then reported. A failed fsync is never retried: the file is left alone until it is opened again and checked.
@@ -17,6 +17,8 @@ from autotuner.edge import files
 from autotuner.errors import DiskFull, JournalBroken, StoreError
 
 _ENTRY_START = re.compile(rb"^## ", re.MULTILINE)  # no other line of an entry begins so
+_FILE_NAME = re.compile(r"(\d{4,})-(\d\d)(?:\.part-(\d{3,}))?\.md")
+FILE_BYTES = 16 << 20
 _ENTRY_END = re.compile(rb"\n<!-- autotuner entry=[^\n]* -->\n\n")
 
 
@@ -32,33 +34,36 @@ class Recovered:
 class Journal:
     """Appends entries that are already numbered and linked; refuses one that does not follow the last."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, file_bytes: int = FILE_BYTES) -> None:
+        self.file_bytes = file_bytes  # a file that would grow beyond this is followed by another part
         self._folder = folder
         self._number = 0
         self._sha256 = GENESIS
         self._poisoned = ""
 
-    def open(self, torn_label: str) -> Recovered:
+    def open(self, torn_label: str, acknowledged: int | None = None) -> Recovered:
         """Read what is there, cut a torn tail off and keep it aside under `torn_label`; return where the journal stands.
 
-        Raise JournalBroken if anything but a half-written last entry is wrong: that is no crash, but tampering.
+        What follows the last entry that is known to be `acknowledged` may be anything: power loss can leave garbage there.
+        Raise JournalBroken if anything else but a half-written last entry is wrong: that is no crash, but tampering.
         """
         self._number, self._sha256, self._poisoned = 0, GENESIS, "it was never opened to its end"
         torn: Path | None = None
-        with _translated(f"the journal in {self._folder} cannot be opened"):
-            self._folder.mkdir(parents=True, exist_ok=True)
+        with translated(f"the journal in {self._folder} cannot be opened"):
+            files.make_folder(self._folder)
             paths = journal_files(self._folder)
             for path in paths:
                 data = path.read_bytes()
                 reading = read_journal(path.stem, data, self._sha256, self._number + 1)
-                if reading.flaws and (path != paths[-1] or not _half_written(data[reading.good_bytes :])):
-                    raise JournalBroken(f"{path}: {reading.flaws[0]}")
-                if reading.flaws:
-                    torn = self._cut(path, data, reading.good_bytes, torn_label)
                 if reading.entries:
                     self._number, self._sha256 = reading.entries[-1].number, reading.entries[-1].sha256
-                if path == paths[-1]:
-                    self._settle(path, len(reading.entries[-1].text.encode()) if reading.entries else 0)
+                if reading.flaws:
+                    all_there = acknowledged is not None and self._number >= acknowledged
+                    if path != paths[-1] or not (all_there or _half_written(data[reading.good_bytes :])):
+                        raise JournalBroken(f"{path}: {reading.flaws[0]}")
+                    torn = self._cut(path, data, reading.good_bytes, torn_label)
+                if path == paths[-1] and path.exists():
+                    files.settle(path, len(reading.entries[-1].text.encode()) if reading.entries else 0)
         self._poisoned = ""
         return Recovered(self._number, self._sha256, torn)
 
@@ -75,67 +80,36 @@ class Journal:
             return
         if entry.number != self._number + 1 or entry.prev != self._sha256:
             raise JournalBroken(f"entry {entry.number} does not follow entry {self._number} of the journal's files")
-        path = self._folder / f"{entry.at[:7]}.md"
-        existing = journal_files(self._folder)
-        if existing and path < existing[-1]:
-            path = existing[-1]  # the wall clock went back: entries stay in one order whatever the clock says
-        self._write(path, entry.text.encode())
+        data = entry.text.encode()
+        with translated(f"the journal in {self._folder} cannot be written"):
+            path = self._file_for(entry.at[:7], len(data))
+        with translated(f"{path} cannot be written"):
+            try:
+                files.append(path, data, file_header(path.stem).encode())
+            except files.Unsure as error:
+                self._poisoned = f"{path}: {error.strerror}"
+                raise
         self._number, self._sha256 = entry.number, entry.sha256
 
-    def _write(self, path: Path, data: bytes) -> None:
-        with _translated(f"{path} cannot be written"):
-            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                size = os.fstat(fd).st_size
-                whole = data if size else file_header(path.stem).encode() + data
-                try:
-                    files.write_all(fd, whole)
-                except OSError:
-                    self._take_back(fd, size)
-                    raise
-                self._sync(fd, path, size)
-            finally:
-                os.close(fd)
+    def _file_for(self, month: str, size: int) -> Path:
+        """The file that the next entry of `size` bytes goes to: the last one, or a new one for a month or for its length.
 
-    def _sync(self, fd: int, path: Path, size: int) -> None:
-        try:
-            os.fsync(fd)
-            if size == 0:
-                files.sync_folder(self._folder)
-        except OSError as error:
-            # The kernel may have dropped the pages and a second fsync would claim success, so they are written again.
-            self._take_back(fd, size)
-            self._poisoned = f"{path}: fsync failed: {error.strerror}"
-            raise StoreError(self._poisoned) from None
-
-    def _take_back(self, fd: int, size: int) -> None:
-        """Remove what was written of an entry; where that fails, the next one must not be glued to it."""
-        try:
-            os.ftruncate(fd, size)
-        except OSError as error:
-            self._poisoned = f"a part of an entry could not be taken back: {error.strerror}"
-
-    def _settle(self, path: Path, last_bytes: int) -> None:
-        """Make sure that what was read is on the disk: a daemon killed before its fsync leaves it in memory alone.
-
-        After a failed fsync the kernel takes the pages for clean, so the last entry is written over itself first.
+        An entry is never split, and where the wall clock went back entries stay in one order whatever it says.
         """
-        if not path.exists():
-            return
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            start = os.fstat(fd).st_size - last_bytes
-            last = os.pread(fd, last_bytes, start)
-            os.lseek(fd, start, os.SEEK_SET)
-            files.write_all(fd, last)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        files.sync_folder(self._folder)
+        existing = journal_files(self._folder)
+        first = self._folder / f"{month}.md"
+        if not existing or file_order(first)[:2] > file_order(existing[-1])[:2]:
+            return first
+        last = existing[-1]
+        begun = last.stat().st_size
+        if begun + size <= self.file_bytes or begun <= len(file_header(last.stem)):
+            return last
+        year, month_number, part = file_order(last)
+        return self._folder / f"{year:04d}-{month_number:02d}.part-{part + 1:03d}.md"
 
     def _cut(self, path: Path, data: bytes, good: int, label: str) -> Path:
         """Remove what follows the last whole entry and keep it beside the journal."""
-        torn = self._folder / f"{path.name}.torn-{label}"
+        torn = _unused(self._folder / f"{path.name}.torn-{label}")
         files.write_atomically(torn, data[good:])
         if good == 0:
             path.unlink()
@@ -146,9 +120,9 @@ class Journal:
     def set_aside(self, label: str) -> list[Path]:
         """Rename every file of a journal that was altered, so that it can be written anew; return their new names."""
         kept = []
-        with _translated(f"the journal in {self._folder} cannot be set aside"):
+        with translated(f"the journal in {self._folder} cannot be set aside"):
             for path in journal_files(self._folder):
-                aside = path.with_name(f"{path.name}.altered-{label}")
+                aside = _unused(path.with_name(f"{path.name}.altered-{label}"))
                 path.rename(aside)
                 kept.append(aside)
             files.sync_folder(self._folder)
@@ -162,9 +136,28 @@ def _half_written(rest: bytes) -> bool:
     return one and (not rest.endswith(b" -->\n\n") or b"\0" in rest)
 
 
+def _unused(path: Path) -> Path:
+    """What was kept aside is not written over by what is kept within the same second."""
+    number = 1
+    kept = path
+    while kept.exists():
+        number += 1
+        kept = path.with_name(f"{path.name}-{number}")
+    return kept
+
+
 def journal_files(folder: Path) -> list[Path]:
     """Given the journal's folder, return its files, oldest first."""
-    return sorted(folder.glob("[0-9]*-[0-9][0-9].md"))
+    return sorted((path for path in folder.glob("*.md") if _FILE_NAME.fullmatch(path.name)), key=file_order)
+
+
+def file_order(path: Path) -> tuple[int, int, int]:
+    """Given a journal file's path, return its year, its month and which part of the month it is, from 1."""
+    match = _FILE_NAME.fullmatch(path.name)
+    if match is None:
+        raise ValueError(f"{path.name} is no journal file")
+    year, month, part = match.groups(default="1")
+    return int(year), int(month), int(part)
 
 
 def read_entries(folder: Path) -> tuple[list[Entry], list[Flaw]]:
@@ -205,7 +198,7 @@ def compare_with_store(
 
 
 @contextmanager
-def _translated(what: str) -> Iterator[None]:
+def translated(what: str) -> Iterator[None]:
     """Turn the file system's errors into ours, so that the loop can tell a full disk from a bug."""
     try:
         yield

@@ -19,6 +19,7 @@ class Notifier:
         asked, pid = os.environ.pop("WATCHDOG_USEC", ""), os.environ.pop("WATCHDOG_PID", "")
         ours = pid in {"", str(os.getpid())}  # it may be meant for a process that started this one
         self._watchdog_us = int(asked) if ours and asked.isdecimal() else 0
+        self._was_ready = False
 
     @property
     def watchdog_s(self) -> float:
@@ -27,6 +28,7 @@ class Notifier:
 
     def ready(self) -> None:
         """The daemon works its slots."""
+        self._was_ready = True
         self._send("READY=1")
 
     def status(self, sentence: str) -> None:
@@ -34,7 +36,12 @@ class Notifier:
         self._send("STATUS=" + " ".join(sentence.split())[:300])
 
     def cycle_completed(self) -> None:
-        """Feed the watchdog; called from the end of a completed cycle only, so that a wedged loop looks wedged."""
+        """Feed the watchdog; called from the end of a completed cycle only, so that a wedged loop looks wedged.
+
+        The first one is what makes the daemon ready: the record is open, and every slot was looked at.
+        """
+        if not self._was_ready:
+            self.ready()
         if self._watchdog_us:
             self._send("WATCHDOG=1")
 

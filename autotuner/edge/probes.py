@@ -4,8 +4,11 @@ A 200 from /health is not serving: only generated tokens are.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import json
+import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -14,13 +17,16 @@ import httpx
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from autotuner.core.redact import one_line
-from autotuner.engines.base import Endpoints, Place
+from autotuner.engines.base import Counters, Endpoints, Place
 
 PROMPT = "The capital of France is"
 PROBE_TOKENS = 8
 GENERATE_TIMEOUT_S = 60.0  # the first request of a fresh server may compile kernels
 LOOK_TIMEOUT_S = 5.0
 ANSWER_BYTES_MAX = 8 << 20  # a metrics page has some 100 KiB; a server that never stops answering is cut off
+
+# Servers are asked in the clear. Without this, each client would parse some 150 certificates to no use: 15 ms and a megabyte.
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 # What taking apart JSON of any shape can raise; an endless [[[[ is the RecursionError, 1e999 the OverflowError.
 _NONSENSE = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, OverflowError)
@@ -56,7 +62,7 @@ class Probe:
     def __init__(self, place: Place, endpoints: Endpoints) -> None:
         self._endpoints = endpoints
         # No proxy of the environment may stand between the daemon and a server on its own host.
-        self._client = httpx.AsyncClient(base_url=place.url, timeout=GENERATE_TIMEOUT_S, trust_env=False)
+        self._client = httpx.AsyncClient(base_url=place.url, timeout=GENERATE_TIMEOUT_S, trust_env=False, verify=NO_TLS)
 
     async def __aenter__(self) -> Self:
         return self
@@ -114,6 +120,20 @@ class Probe:
                 return path, text
         return None
 
+    async def requests(self, read_metrics: Callable[[str], Counters]) -> float:
+        """Given how its metrics are read, return how many requests run or wait; 0 where the server does not say.
+
+        SGLang sets its gauges when it runs a batch, and leaves them as they are when the last requests are cut off: where
+        something seems to run, a request of our own makes it set them anew.
+        """
+        busy = _busy(await self.scrape(), read_metrics)
+        if busy <= 0:
+            return 0.0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_TIMEOUT_S):
+                await self.generate(await self.model())
+        return _busy(await self.scrape(), read_metrics)
+
     async def flush_cache(self) -> None:
         """Have the server forget its prefix cache, where it can."""
         if self._endpoints.flush_cache:
@@ -159,3 +179,8 @@ def _generated(answer: str) -> Generated:
     except _NONSENSE:
         return Generated(ok=False, error=f"an answer that is no completion: {one_line(answer, 200)}")
     return Generated(ok=True, tokens=tokens, text=text)
+
+
+def _busy(text: str | None, read_metrics: Callable[[str], Counters]) -> float:
+    counters = read_metrics(text) if text else Counters()
+    return (counters.running or 0.0) + (counters.queued or 0.0)

@@ -7,6 +7,7 @@ while its other threads hold both, and shows its environment and files only thro
 
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 LAUNCH_VARIABLE = "AUTOTUNER_LAUNCH_ID"
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# The control groups of launches: `autotuner-LAUNCH` is our own, `autotuner-server@LAUNCH.service` the unit's.
+_GROUP = re.compile(rb"/autotuner-(?:server@)?([0-9a-f]{16})(?:\.service)?(?:/|$)", re.MULTILINE)
 
 
 def stat_fields(pid: int) -> list[str] | None:
@@ -51,19 +54,31 @@ def launch_id_of(pid: int) -> str | None:
 
 
 def launch_above(pid: int) -> str | None:
-    """Given a pid, return the launch it was started for, also where it wiped its environment: from its ancestors'.
+    """Given a pid, return the launch it was started for, also where it wiped its environment.
 
-    A shim is a subreaper, so even what detached itself from a server is below the server's shim.
+    It is known by its control group, or by its ancestors: a shim is a subreaper, so even what detached itself from a server is
+    below the server's shim.
     """
     seen: set[int] = set()
     while pid > 1 and pid not in seen:
         seen.add(pid)
-        found = launch_id_of(pid)
+        found = launch_by_group(pid) or launch_id_of(pid)
         if found is not None:
             return found
         fields = stat_fields(pid)
         pid = int(fields[1]) if fields else 0
     return None
+
+
+def launch_by_group(pid: int) -> str | None:
+    """Given a pid, return the launch whose control group it is in; None if it is in none of ours."""
+    found = _GROUP.search(_bytes(Path(f"/proc/{pid}/cgroup")))
+    return found.group(1).decode() if found else None
+
+
+def in_group_of(launch_id: str) -> list[int]:
+    """Given a launch id, return the living processes in its control group, however they hide otherwise."""
+    return [pid for pid in pids() if launch_by_group(pid) == launch_id and start_ticks(pid) is not None]
 
 
 def pids() -> Iterator[int]:

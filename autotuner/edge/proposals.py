@@ -70,7 +70,8 @@ class Proposals:
         if candidate is not None:
             columns |= {"name": candidate.name, "body": candidate.model_dump_json()}
         sets = ", ".join(f"{column} = ?" for column in columns)
-        self._db.run(f"UPDATE proposals SET {sets} WHERE id = ?", *columns.values(), proposal_id)  # noqa: S608
+        values = [self._db.hidden(value) for value in columns.values()]
+        self._db.run(f"UPDATE proposals SET {sets} WHERE id = ?", *values, proposal_id)  # noqa: S608
 
     def drop(self, proposal_id: int) -> None:
         """Forget a proposal that came to nothing worth saying."""

@@ -5,15 +5,18 @@ import math
 import sqlite3
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from autotuner.bench.benchmark import Benchmark
+from autotuner.core.candidate import Candidate
 from autotuner.core.effective import Configuration
 from autotuner.core.policy import Fired
 from autotuner.core.state import LaunchState, Purpose, TrialState, Verdict
 from autotuner.core.statistics import Interval
-from autotuner.core.verdict import Judgement, TrialSoFar
+from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar
 from autotuner.engines.base import Diagnosis
 
 
@@ -49,6 +52,7 @@ class Trial:
     parent: int | None = None
     answers: tuple[str, ...] = ()
     alpha: float | None = None
+    force: bool = False
 
     @property
     def aim(self) -> str:
@@ -96,6 +100,8 @@ class SlotRow:
     blocked: str = ""
     campaign_from: int = 0
     failures_from: int = 0
+    stopped: str = ""
+    force: bool = False
 
 
 def judgement_columns(judgement: Judgement) -> dict[str, Any]:
@@ -157,20 +163,45 @@ _FROM_JSON: dict[str, Callable[[str], Any]] = {
 }
 
 
+# The daemon reads the same few rows each cycle; what they parse to never changes.
+@lru_cache(maxsize=64)
+def read_candidate(body: str) -> Candidate:
+    """Given a candidate's column, return it."""
+    return Candidate.model_validate_json(body)
+
+
+@lru_cache(maxsize=64)
+def read_benchmark(body: str) -> Benchmark:
+    """Given a trial's column, return the benchmark."""
+    return Benchmark.model_validate_json(body)
+
+
+@lru_cache(maxsize=128)
+def read_result(body: str) -> LevelResult:
+    """Given a level's column, return its result."""
+    return LevelResult.model_validate_json(body)
+
+
 def read_row(kind: type[Any], row: sqlite3.Row) -> Any:
     """Given a row class and a row of its table, return the object; columns that hold JSON are parsed."""
-    values = {}
-    for name, annotation in kind.__annotations__.items():
-        value = row[name]
-        if value is not None and name == "state":
-            value = annotation(value)
-        elif value is not None and name in _FROM_JSON:
-            value = _FROM_JSON[name](value)
-        elif annotation is bool:
-            value = bool(value)
-        elif name == "verdict" and value is not None:
-            value = Verdict(value)
-        elif name == "purpose":
-            value = Purpose(value)
-        values[name] = value
+    values = {name: row[name] for name in kind.__annotations__}
+    for name, read in _READS[kind]:
+        if values[name] is not None:
+            values[name] = read(values[name])
     return kind(**values)
+
+
+def _reads(kind: type[Any]) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    """The columns of a row class that are not what SQLite returns, and how each is read."""
+    found: dict[str, Callable[[Any], Any]] = {}
+    for name, annotation in kind.__annotations__.items():
+        if name in {"state", "purpose"} or annotation is bool:
+            found[name] = annotation
+        elif name == "verdict":
+            found[name] = Verdict
+        elif name in _FROM_JSON:
+            found[name] = _FROM_JSON[name]
+    return tuple(found.items())
+
+
+_READS = {kind: _reads(kind) for kind in (Trial, LaunchRow)}

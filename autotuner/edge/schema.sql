@@ -40,7 +40,8 @@ CREATE TABLE IF NOT EXISTS trials (
                                -- for whose sake the best-known is measured again; since schema 3
   parent INTEGER,              -- the trial whose rule proposed this candidate, or the baseline that this one repeats; since schema 3
   answers TEXT NOT NULL DEFAULT '[]', -- what the server answered to the fixed greedy prompts; since schema 3
-  alpha REAL                   -- its part of the campaign's error budget, settled when it began; since schema 5
+  alpha REAL,                  -- its part of the campaign's error budget, settled when it began; since schema 5
+  force INTEGER NOT NULL DEFAULT 0 -- it waits neither for requests on the best-known nor for a window; since schema 7
 );
 CREATE INDEX IF NOT EXISTS trials_by_state ON trials (slot, state);
 CREATE INDEX IF NOT EXISTS trials_by_candidate ON trials (slot, candidate_id, benchmark_hash);
@@ -119,7 +120,9 @@ CREATE TABLE IF NOT EXISTS slots (
   degraded TEXT NOT NULL DEFAULT '',
   blocked TEXT NOT NULL DEFAULT '',
   campaign_from INTEGER NOT NULL DEFAULT 0, -- trials up to this one cost an earlier campaign's budget
-  failures_from INTEGER NOT NULL DEFAULT 0  -- launches up to this rowid count no more against the restart budget
+  failures_from INTEGER NOT NULL DEFAULT 0, -- launches up to this rowid count no more against the restart budget
+  stopped TEXT NOT NULL DEFAULT '',         -- why no server is to run; since schema 7
+  force INTEGER NOT NULL DEFAULT 0          -- what serves is not drained before it is stopped; since schema 7
 );
 
 CREATE TABLE IF NOT EXISTS entries (

@@ -1,8 +1,9 @@
 """The shim: one tiny process a launch that starts a server, outlives the daemon, and cleans up after the server.
 
-Run as `python -I shim.py FOLDER`, standard library only, so that it can be copied to any host. It is a child subreaper:
-whatever the server forks, however detached, becomes its child in the end, so "stopped" can be proven without root. It
-records identity and exit status atomically in FOLDER:
+Run as `python -I shim.py FOLDER`, standard library only, so that it can be copied to any host; with `--foreground` it stays the
+process that it was started as, which a unit wants. It is a child subreaper: whatever the server forks, however detached,
+becomes its child in the end, so "stopped" can be proven without root. Where it is told to, it works in a control group
+of its own. It records identity and exit status atomically in FOLDER:
 
   launch.json     what to run, written by the daemon; renamed to claimed.json by the shim, or to revoked.json by a daemon
                   that gave the launch up: exactly one of the two renames can succeed
@@ -35,11 +36,12 @@ class NotStartedError(Exception):
         self.code = code
 
 
-def main(folder: str) -> None:
+def main(folder: str, *, foreground: bool = False) -> None:
     """Given a launch folder, run its server to its end."""
-    if os.fork():
-        os._exit(0)  # the daemon need not reap us: we belong to init from here on
-    os.setsid()
+    if not foreground:
+        if os.fork():
+            os._exit(0)  # the daemon need not reap us: we belong to init from here on
+        os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a starter that ignores it would cost us every exit code
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)  # a stop that comes early waits until there is a server to stop
     libc = ctypes.CDLL(None, use_errno=True)
@@ -60,6 +62,8 @@ def run(folder: str, libc: ctypes.CDLL) -> dict[str, Any]:
         lock = take_slot(spec["slot_lock"])
         if lock is None:
             return {"code": None, "error": "another server holds the slot"}
+        if spec.get("group"):
+            enter(spec["group"])
         server = start(folder, spec, libc)
     except NotStartedError as error:
         append_log(folder, f"autotuner: the server could not be started: {error}\n")
@@ -87,9 +91,24 @@ def take_slot(path: str) -> int | None:
     return fd
 
 
+def enter(group: str) -> None:
+    """Make a control group and move there, before anything is started. Raise NotStartedError."""
+    for _ in range(10):
+        try:
+            os.makedirs(group, exist_ok=True)
+            with open(os.path.join(group, "cgroup.procs"), "w", encoding="ascii") as f:
+                f.write(str(os.getpid()))
+        except OSError as error:
+            if error.errno not in {errno.ENOENT, errno.ENODEV}:  # an empty group may be swept away just then
+                raise NotStartedError(126, f"control group {group} cannot be entered: {error.strerror}") from None
+        else:
+            return
+    raise NotStartedError(126, f"control group {group} cannot be entered: it is removed again and again")
+
+
 def start(folder: str, spec: dict[str, Any], libc: ctypes.CDLL) -> int:
     """Start the server and return its pid. Raise NotStartedError if its program cannot be run."""
-    env = {**os.environ, **spec["env"], **secrets(spec["secret_files"])}
+    env = {**inherited(tuple(spec.get("dropped", ()))), **spec["env"], **secrets(spec["secret_files"])}
     log = os.open(os.path.join(folder, "server.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     tell, told = os.pipe2(os.O_CLOEXEC)
@@ -138,6 +157,11 @@ def close_on_exec(fd: int) -> None:
         os.set_inheritable(fd, False)
     except OSError:
         pass
+
+
+def inherited(dropped: tuple[str, ...]) -> dict[str, str]:
+    """Our own environment, without the variables whose names begin like one of these."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
 
 
 def reason(program: str, error: Exception) -> str:
@@ -218,7 +242,8 @@ def clear(server: int, code: int | None) -> tuple[int | None, list[dict[str, int
                 send(*process, signal.SIGKILL)
             ended = kill_children(server)
             code = ended if code is None else code
-        signal.sigtimedwait(WATCHED, 0.02)
+        # A look at all of /proc is dear; workers that end one after the other are not worth one each.
+        time.sleep(0.1 if waited_s < linger_s else 0.02)
 
 
 def kill_children(server: int) -> int | None:
@@ -332,4 +357,4 @@ def append_log(folder: str, text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[-1], foreground="--foreground" in sys.argv[1:-1])

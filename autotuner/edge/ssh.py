@@ -23,12 +23,12 @@ CONNECT_TIMEOUT_S = 15.0
 LOGIN_TIMEOUT_S = 30.0
 KEEPALIVE_S = 15.0
 KEEPALIVES_MAX = 3
+SANDBOXED = "a service may need IPAddressAllow= for it in `systemctl edit autotuner`"
 LOST = (OSError, asyncssh.Error)  # what a stream raises whose connection is gone
 _KEX_FAILED = "host key"  # in what either side says where the server has no key of a type that is pinned
 
 # What asyncssh would look for itself: in the user's home, in the environment, on smart cards, in Kerberos tickets.
 _NOTHING_ELSE: dict[str, Any] = {
-    "config": None,
     "x509_trusted_certs": None,
     "x509_trusted_cert_paths": None,
     "client_certs": (),
@@ -139,6 +139,7 @@ async def _hop(name: str, to: Destination, tunnel: asyncssh.SSHClientConnection 
             to.port,
             username=to.user,
             tunnel=tunnel,
+            config=None,
             known_hosts=(pinned, [], []),  # no certificate authority, and no name that could match another key
             server_host_key_algs=_algorithms(to.host_key),
             client_keys=keys,
@@ -168,7 +169,8 @@ async def _hop(name: str, to: Destination, tunnel: asyncssh.SSHClientConnection 
     except (OSError, asyncssh.Error) as error:
         if isinstance(error, FileNotFoundError) and to.identity_file is not None:
             raise HostError(f"there is no key {to.identity_file} for host {name}") from None
-        raise HostUnreachable(f"host {name} cannot be reached at {to.described}: {said(error)}") from None
+        hint = f"; {SANDBOXED}" if isinstance(error, PermissionError) else ""
+        raise HostUnreachable(f"host {name} cannot be reached at {to.described}: {said(error)}{hint}") from None
 
 
 async def fetch_keys(address: str, port: int, before: Connection | None) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ explains, and only then appended to the journal. Rows go out as the core's own t
 import base64
 import json
 import zlib
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,28 +15,45 @@ from typing import Any
 from autotuner.bench.benchmark import Benchmark, Level, level_name
 from autotuner.core.candidate import Candidate
 from autotuner.core.effective import Configuration
-from autotuner.core.entry import GENESIS, Draft, Entry, render
 from autotuner.core.policy import Policy, load_policy
 from autotuner.core.source import Source
 from autotuner.core.state import LaunchState, TrialState, launch_may, trial_may
 from autotuner.core.verdict import LevelResult, TrialSoFar
 from autotuner.edge.database import Database
+from autotuner.edge.outbox import Outbox
 from autotuner.edge.proposals import Proposals
-from autotuner.edge.rows import LaunchRow, SlotRow, Trial, configuration_json, plain_json, read_basis, read_row
+from autotuner.edge.rows import (
+    LaunchRow,
+    SlotRow,
+    Trial,
+    configuration_json,
+    plain_json,
+    read_basis,
+    read_candidate,
+    read_result,
+    read_row,
+)
 from autotuner.errors import NotFound, StoreError
 
+MEASURED_MAX = 50  # launches of a best-known that are looked at; one that serves for years has thousands
+_WAITING = "slot = ? AND state = 'queued'"
+RECENT_LAUNCHES = 5000  # more than can fail within the window of the restart budget
 
-class Store:
-    """Reads and writes the state. `secrets` are the values that must never get into an entry."""
+
+class Store(Outbox):
+    """Reads and writes the state."""
 
     def __init__(self, path: Path) -> None:
-        self.db = Database(path)
+        super().__init__(Database(path))
         self.proposals = Proposals(self.db)
-        self.secrets: frozenset[str] = frozenset()
 
     def close(self) -> None:
         """Close the database."""
         self.db.close()
+
+    def version(self) -> tuple[int, int]:
+        """Return what changes with each change of the state, whoever made it: this program or another."""
+        return self.db.data_version(), self.db.changes
 
     def transaction(self) -> AbstractContextManager[None]:
         """Group changes: all of them are committed together, or none."""
@@ -58,7 +76,7 @@ class Store:
         row = self.db.one("SELECT body FROM candidates WHERE id = ?", candidate_id)
         if row is None:
             raise NotFound(f"there is no candidate {candidate_id}")
-        return Candidate.model_validate_json(row["body"])
+        return read_candidate(row["body"])
 
     def candidate_source(self, candidate_id: str) -> tuple[str, str]:
         """Return the name and the text of the file that a candidate came from. Raise NotFound."""
@@ -115,9 +133,18 @@ class Store:
         """Return every trial, oldest first."""
         return self._trials("(? IS NULL OR slot = ?) ORDER BY id", slot, slot)
 
+    def begun_trials(self, slot: str, after: int) -> list[Trial]:
+        """Return the trials after this one that were begun, oldest first: what a campaign has cost."""
+        return self._trials("slot = ? AND id > ? AND begun_at IS NOT NULL ORDER BY id", slot, after)
+
     def queue(self, slot: str) -> list[Trial]:
         """Return the trials that wait, next first."""
-        return self._trials("slot = ? AND state = 'queued' ORDER BY priority DESC, position, id", slot)
+        return self._trials(f"{_WAITING} ORDER BY priority DESC, position, id", slot)
+
+    def next_queued(self, slot: str) -> Trial | None:
+        """Return the trial that is next, if any waits."""
+        found = self._trials(f"{_WAITING} ORDER BY priority DESC, position, id LIMIT 1", slot)
+        return found[0] if found else None
 
     def trial_in_hand(self, slot: str) -> Trial | None:
         """Return the trial that is being worked, if any."""
@@ -150,12 +177,12 @@ class Store:
 
     def put_result(self, trial_id: int, result: LevelResult, evidence: dict[str, Any]) -> None:
         """Keep one level's result and, compressed, what it rests on; gaps between events in a column of their own."""
-        body = plain_json(result.model_dump(mode="json"))
+        body = self.db.hidden(plain_json(result.model_dump(mode="json")))
         samples = evidence.get("samples") or {}
         gaps = base64.b64decode(samples["gaps"]) if samples.get("gaps") else None
         if gaps is not None:
             evidence = {**evidence, "samples": {key: value for key, value in samples.items() if key != "gaps"}}
-        packed = zlib.compress(json.dumps(evidence, separators=(",", ":")).encode(), 6)
+        packed = zlib.compress(json.dumps(self.db.hidden(evidence), separators=(",", ":")).encode(), 6)
         self.db.run(
             "INSERT OR REPLACE INTO results (trial_id, level, body, evidence, gaps) VALUES (?, ?, ?, ?, ?)",
             *(trial_id, result.concurrency, body, packed, gaps),
@@ -164,7 +191,7 @@ class Store:
     def results(self, trial_id: int) -> tuple[LevelResult, ...]:
         """Return a trial's measured levels, in their order."""
         rows = self.db.all("SELECT body FROM results WHERE trial_id = ? ORDER BY level", trial_id)
-        return tuple(LevelResult.model_validate_json(row["body"]) for row in rows)
+        return tuple(read_result(row["body"]) for row in rows)
 
     def evidence(self, trial_id: int, level: Level) -> dict[str, Any]:
         """Return what one level's result rests on. Raise NotFound."""
@@ -202,21 +229,34 @@ class Store:
         One of which nothing was measured could not be wrong by chance, and has spent nothing.
         """
         row = self.db.one(
-            "SELECT COALESCE(SUM(json_extract(basis, '$.alpha')), 0), COUNT(*) FROM trials"
+            "SELECT COALESCE(SUM(COALESCE(alpha, json_extract(basis, '$.alpha'))), 0), COUNT(*) FROM trials"
             " WHERE slot = ? AND id > ? AND NOT is_baseline AND basis IS NOT NULL"
-            " AND id IN (SELECT trial_id FROM results)",
+            " AND EXISTS (SELECT 1 FROM results WHERE trial_id = trials.id)",
             *(slot, after),
         )
         return (float(row[0]), int(row[1])) if row else (0.0, 0)
 
-    def bases(self, slot: str, benchmark_hash: str) -> list[tuple[str, str, TrialSoFar]]:
-        """Return (candidate id, name, what the verdict was made from) of a benchmark's concluded trials, oldest first."""
+    def bases(self, slot: str, benchmark_hash: str, after: int = 0) -> Iterator[tuple[str, str, TrialSoFar]]:
+        """Yield (candidate id, name, what the verdict was made from) of a benchmark's concluded trials, oldest first.
+
+        `after` leaves out those that were concluded by this entry or before. One is read at a time: all of them are large.
+        """
         rows = self.db.all(
-            "SELECT candidate_id, name, basis FROM trials WHERE slot = ? AND benchmark_hash = ? AND state = 'done'"
-            " AND basis IS NOT NULL ORDER BY id",
-            *(slot, benchmark_hash),
+            "SELECT id, candidate_id, name FROM trials WHERE slot = ? AND benchmark_hash = ? AND state = 'done'"
+            " AND basis IS NOT NULL AND COALESCE(entry, 1) > ? ORDER BY entry, id",
+            *(slot, benchmark_hash, after),
         )
-        return [(row["candidate_id"], row["name"], read_basis(row["basis"])) for row in rows]
+        for row in rows:
+            if (basis := self.basis(row["id"])) is not None:
+                yield row["candidate_id"], row["name"], basis
+
+    def last_answers(self, slot: str, candidate_id: str) -> tuple[str, ...]:
+        """Return a candidate's latest answers to the fixed prompts; empty if it has given none."""
+        row = self.db.one(
+            "SELECT answers FROM trials WHERE slot = ? AND candidate_id = ? AND answers != '[]' ORDER BY id DESC LIMIT 1",
+            *(slot, candidate_id),
+        )
+        return tuple(json.loads(row["answers"])) if row is not None else ()
 
     # --- launches
 
@@ -252,11 +292,40 @@ class Store:
         """Return the launches that have not ended."""
         return self._launches("slot = ? AND state != 'ended' ORDER BY intended_at, id", slot)
 
+    def launches_before(self, launch: LaunchRow) -> int:
+        """Count the launches of the same candidate that were for trials before this one."""
+        row = self.db.one(
+            "SELECT COUNT(*) FROM launches WHERE slot = ? AND candidate_id = ? AND trial_id IS NOT NULL"
+            " AND rowid < (SELECT rowid FROM launches WHERE id = ?)",
+            *(launch.slot, launch.candidate_id, launch.id),
+        )
+        return int(row[0]) if row else 0
+
+    def last_ended(self, slot: str, boot_id: str) -> LaunchRow | None:
+        """Return the last launch of this boot, if it has ended."""
+        found = self._launches("slot = ? AND boot_id = ? ORDER BY rowid DESC LIMIT 1", slot, boot_id)
+        return found[0] if found and found[0].state is LaunchState.ENDED else None
+
     def launches(self, slot: str | None = None, trial_id: int | None = None) -> list[LaunchRow]:
         """Return launches, oldest first."""
         return self._launches(
             "(? IS NULL OR slot = ?) AND (? IS NULL OR trial_id = ?) ORDER BY rowid", slot, slot, trial_id, trial_id
         )
+
+    def launches_to_keep(self, slots: Iterable[str], newest: int) -> set[str]:
+        """Return the ids of launches that have not ended, of so many newest of each slot, and of each best-known's last."""
+        kept = {row["id"] for row in self.db.all("SELECT id FROM launches WHERE state != 'ended'")}
+        for slot in slots:
+            last = "SELECT id FROM launches WHERE +slot = ? ORDER BY rowid DESC LIMIT ?"
+            kept |= {row["id"] for row in self.db.all(last, slot, newest)}
+            for candidate, _, _ in self.ladder(slot):
+                mine = "SELECT id FROM launches WHERE +slot = ? AND candidate_id = ? ORDER BY rowid DESC LIMIT 1"
+                kept |= {row["id"] for row in self.db.all(mine, slot, candidate)}
+        return kept
+
+    def has_ended(self, launch_id: str) -> bool:
+        """Tell whether a launch is on record as ended; one that nobody knows is not."""
+        return self.db.one("SELECT 1 FROM launches WHERE id = ? AND state = 'ended'", launch_id) is not None
 
     def twin_trials(self, trial: Trial, identity: str) -> list[Trial]:
         """Return the ended trials of other candidates on servers of this identity, under one benchmark, newest first."""
@@ -267,15 +336,20 @@ class Store:
             *(trial.slot, trial.benchmark_hash, trial.candidate_id, trial.id, identity),
         )
 
-    def restore_failures(self, slot: str, candidate_id: str, boot_id: str, since_mono_s: float) -> int:
-        """Count the launches of a best-known that ended without being asked to, since then in this boot."""
-        row = self.db.one(
-            "SELECT COUNT(*) FROM launches WHERE slot = ? AND candidate_id = ? AND purpose = 'restore' AND state = 'ended'"
-            " AND end_asked = 0 AND boot_id = ? AND mono_s >= ?"
-            " AND rowid > (SELECT COALESCE(MAX(failures_from), 0) FROM slots WHERE name = ?)",
-            *(slot, candidate_id, boot_id, since_mono_s, slot),
+    def restore_failures(self, slot: str, candidate_id: str, boot_id: str) -> list[float]:
+        """Return when the launches of a best-known began that ended without being asked to, in this boot, oldest first.
+
+        Those since a trial made it the best-known, that trial's own included, and since a person last forgave them.
+        """
+        rows = self.db.all(
+            "SELECT mono_s FROM launches WHERE slot = ?1 AND candidate_id = ?2 AND state = 'ended' AND end_asked = 0"
+            " AND boot_id = ?3 AND rowid > (SELECT COALESCE(MAX(failures_from), 0) FROM slots WHERE name = ?1)"
+            " AND rowid > (SELECT COALESCE(MAX(rowid), 0) FROM launches) - ?4"
+            " AND rowid >= (SELECT COALESCE(MAX(rowid), 0) FROM launches WHERE trial_id = (SELECT trial_id FROM incumbents"
+            " WHERE slot = ?1 AND candidate_id = ?2 ORDER BY id DESC LIMIT 1)) ORDER BY mono_s",
+            *(slot, candidate_id, boot_id, RECENT_LAUNCHES),
         )
-        return int(row[0]) if row else 0
+        return [row["mono_s"] for row in rows]
 
     def forgive_failures(self, slot: str) -> None:
         """Begin the restart budget anew: a person has looked, and asks for another try."""
@@ -283,15 +357,17 @@ class Store:
         self.update_slot(slot, failures_from=int(row[0]) if row else 0)
 
     def usual_ready_s(self, candidate: Candidate) -> float | None:
-        """Return the median time from launch to generating tokens: of this candidate, else of its model and engine."""
+        """Return the median time from launch to generating tokens: of this candidate lately, else of its model and engine."""
         ready = (
             "SELECT l.ready_s FROM launches l JOIN candidates c ON c.id = l.candidate_id WHERE l.ready_s IS NOT NULL"
         )
         same_model = "json_extract(c.body, '$.engine') = ? AND json_extract(c.body, '$.launch.model') IS ?"
-        rows = self.db.all(f"{ready} AND c.id = ? ORDER BY l.ready_s", candidate.id) or self.db.all(
-            f"{ready} AND {same_model} ORDER BY l.ready_s", candidate.engine, candidate.launch.model
+        last = "ORDER BY l.rowid DESC LIMIT 25"
+        rows = self.db.all(f"{ready} AND c.id = ? {last}", candidate.id) or self.db.all(
+            f"{ready} AND {same_model} {last}", candidate.engine, candidate.launch.model
         )
-        return float(rows[len(rows) // 2]["ready_s"]) if rows else None
+        usual = sorted(float(row["ready_s"]) for row in rows)
+        return usual[len(usual) // 2] if usual else None
 
     def launch_served(
         self,
@@ -344,11 +420,11 @@ class Store:
         return list(seen.values())[:rungs]
 
     def measured(self, slot: str, candidate_id: str, benchmark_hash: str) -> list[Trial]:
-        """Return the trials in which a candidate was measured to the end under a benchmark, newest first."""
+        """Return the last trials in which a candidate was measured to the end under a benchmark, newest first."""
         return self._trials(
             "slot = ? AND candidate_id = ? AND benchmark_hash = ? AND state = 'done'"
-            " AND verdict IN ('pass', 'inconclusive') ORDER BY id DESC",
-            *(slot, candidate_id, benchmark_hash),
+            " AND verdict IN ('pass', 'inconclusive') ORDER BY id DESC LIMIT ?",
+            *(slot, candidate_id, benchmark_hash, MEASURED_MAX),
         )
 
     # --- slots
@@ -358,7 +434,7 @@ class Store:
         row = self.db.one("SELECT * FROM slots WHERE name = ?", name)
         if row is None:
             return SlotRow(name)
-        return SlotRow(**{**dict(row), "restore_hold": bool(row["restore_hold"])})
+        return SlotRow(**{**dict(row), "restore_hold": bool(row["restore_hold"]), "force": bool(row["force"])})
 
     def update_slot(self, name: str, **columns: Any) -> None:
         """Set columns of a slot."""
@@ -366,51 +442,13 @@ class Store:
             self.db.run("INSERT OR IGNORE INTO slots (name) VALUES (?)", name)
             self._update("slots", "name", name, columns)
 
-    # --- the outbox of the journal
-
-    def add_entry(self, draft: Draft, at: str, trial_id: int | None = None) -> Entry:
-        """Number, link and commit an entry; it is published to the journal later, however often that takes."""
-        with self.transaction():  # no other process may take the same number
-            last = self.db.one("SELECT number, sha256 FROM entries ORDER BY number DESC LIMIT 1")
-            number, prev = (last["number"] + 1, last["sha256"]) if last else (1, GENESIS)
-            entry = render(draft, number, at, prev, self.secrets)
-            self.db.run(
-                "INSERT INTO entries (number, slot, title, at, prev, sha256, text, trial_id)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                *(entry.number, entry.slot, entry.title, entry.at, entry.prev, entry.sha256, entry.text, trial_id),
-            )
-        return entry
-
-    def entries_after(self, number: int) -> list[Entry]:
-        """Return the entries after a number, in order."""
-        rows = self.db.all("SELECT * FROM entries WHERE number > ? ORDER BY number", number)
-        return [Entry(r["number"], r["at"], r["slot"], r["title"], r["prev"], r["sha256"], r["text"]) for r in rows]
-
-    def last_published(self) -> int:
-        """Return the number of the last entry known to be in the journal; 0 if none is."""
-        row = self.db.one("SELECT COALESCE(MAX(number), 0) FROM entries WHERE published = 1")
-        return int(row[0]) if row else 0
-
-    def mark_published(self, number: int) -> None:
-        """Record that every entry up to this number is in the journal, durably."""
-        self.db.run("UPDATE entries SET published = 1 WHERE number <= ? AND published = 0", number)
-
-    def published(self) -> list[tuple[int, str]]:
-        """Return (number, hash) of the published entries."""
-        return [
-            (r["number"], r["sha256"]) for r in self.db.all("SELECT number, sha256 FROM entries WHERE published = 1")
-        ]
-
-    def committed(self) -> list[tuple[int, str]]:
-        """Return (number, hash) of every entry, published or not yet."""
-        return [(r["number"], r["sha256"]) for r in self.db.all("SELECT number, sha256 FROM entries")]
-
     # --- rows
 
     def _update(self, table: str, key: str, value: Any, columns: dict[str, Any]) -> None:
         if columns:
             sets = ", ".join(f"{column} = ?" for column in columns)
-            self.db.run(f"UPDATE {table} SET {sets} WHERE {key} = ?", *columns.values(), value)  # noqa: S608
+            values = [self.db.hidden(column) for column in columns.values()]
+            self.db.run(f"UPDATE {table} SET {sets} WHERE {key} = ?", *values, value)  # noqa: S608
 
     def _trials(self, where: str, *values: Any) -> list[Trial]:
         return [read_row(Trial, row) for row in self.db.all(f"SELECT * FROM trials WHERE {where}", *values)]  # noqa: S608

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import ssl
 from collections import deque
 from typing import Any
 
@@ -10,7 +9,7 @@ import httpx
 
 from autotuner.bench.benchmark import Benchmark
 from autotuner.bench.words import WORDS, Texts, Words
-from autotuner.edge.probes import ANSWER_BYTES_MAX
+from autotuner.edge.probes import ANSWER_BYTES_MAX, NO_TLS
 
 COUNT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0  # a real answer of one token: the first request of a shape may compile kernels
@@ -21,7 +20,6 @@ FEWEST_WORDS = 64  # and with fewer it has failed
 LONGER_MAX = 0.5  # more than so many tokens too many for the pool, and the search is not begun
 OPENERS = 12  # words tried at the start of a text, one by one
 SAMPLE_WORDS = (16, 128)  # of a text whose tokens are compared: the least and the most
-_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # servers are asked by http; reading the certificates takes 50 ms
 ANCHOR = "the"  # stands first in each question, since a word may be encoded otherwise where nothing is before it
 
 
@@ -40,7 +38,7 @@ async def words_for(url: str, benchmark: Benchmark, model: str | None, api_key: 
         # No proxy of the environment may stand between the daemon and a server on its own host.
         async with (
             asyncio.timeout(TOTAL_S),
-            httpx.AsyncClient(base_url=url, headers=headers, trust_env=False, verify=_NO_TLS) as client,
+            httpx.AsyncClient(base_url=url, headers=headers, trust_env=False, verify=NO_TLS) as client,
         ):
             return await _words(_Server(client, benchmark, model))
     except (_NoAnswerError, TimeoutError, httpx.InvalidURL, UnicodeError):

@@ -110,6 +110,11 @@ def own_stop() -> Diagnosis:
     return Diagnosis("own-stop", "the server was stopped by autotuner")
 
 
+def never_started() -> Diagnosis:
+    """What is said of a launch of which nothing ever ran, because autotuner itself did not get so far."""
+    return Diagnosis("own-stop", "autotuner ended, or had no room to write, before the server was started")
+
+
 def choose(signatures: tuple[Signature, ...], exit_: ServerExit, lines: tuple[str, ...]) -> Diagnosis:
     """Given an engine's signatures, how the server ended and its last lines, return the best diagnosis."""
     if exit_.asked:

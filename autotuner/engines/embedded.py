@@ -64,6 +64,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--poll", type=int, default=0, help="0 … 100: how hard threads spin while they wait for work")
     p.add_argument("--batch-size", "-b", type=int, default=2048, help="logical batch size, in tokens")
     p.add_argument("--ubatch-size", "-ub", type=int, default=512, help="physical batch size, in tokens")
+    p.add_argument(
+        "--cache-prompt", action=argparse.BooleanOptionalAction, default=True, help="reuse what a slot has of a prompt"
+    )
+    p.add_argument(
+        "--cache-ram", "-cram", type=int, default=8192, help="memory for prompts of earlier requests, in MiB; 0 = none"
+    )
     p.add_argument("--spec-type", default="none", help="speculative decoding: " + ", ".join(SPEC_TYPES))
     p.add_argument("--spec-draft-model", "--model-draft", "-md", default=None, help="path of the drafter's GGUF file")
     p.add_argument("--spec-draft-n-max", type=int, default=3, help="most tokens to draft in one step")
@@ -121,6 +127,8 @@ def _serve(options: argparse.Namespace, types: list[str]) -> Any:
     params.cpuparams_batch.n_threads = options.threads_batch or threads
     # llama-server's default of 50 spins; where anything else wants a core, spinning threads wait for each other for ever.
     params.cpuparams.poll = params.cpuparams_batch.poll = options.poll
+    params.cache_prompt = options.cache_prompt
+    params.cache_ram_mib = options.cache_ram
     params.endpoint_metrics = options.metrics
     params.endpoint_slots = options.slots
     params.warmup = not options.no_warmup

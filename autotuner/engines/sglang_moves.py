@@ -62,6 +62,10 @@ def _graphs_on(candidate: Candidate) -> Answer:
 
 def _draft_steps(candidate: Candidate, steps: int) -> Answer:
     method = method_of(candidate)
+    if method == "NGRAM":
+        return CannotChange(
+            "NGRAM drafts in one go what it finds in the text; speculative-num-draft-tokens says how much"
+        )
     if method not in STEPPED:
         return CannotChange(f"{method} drafts a block of a size that it was trained for")
     settings: dict[str, Scalar] = {

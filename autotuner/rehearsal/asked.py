@@ -152,6 +152,8 @@ def _sglang(o: _Options, env: Mapping[str, str], who: Personality, shape: Shape,
     mean_len = _simulated(env)
     if method == "EAGLE" and re.search(r"eagle[-_.]?3", draft_model, re.IGNORECASE):
         mean_len = 1.0  # SGLang starts such a pair without a word, and nothing is ever accepted
+    if mean_len is None and o.text("--speculative-draft-load-format") == "dummy":
+        mean_len = 1.0  # random weights: as recorded, nothing that they draft is right
     asked_cap = o.whole(0, "--max-running-requests")
     cap = CAPPED_AT if who.capped else asked_cap or (4096 if kind == "none" else SPECULATIVE_CAP)
     graphs = [int(size) for size in o.values.get("--cuda-graph-bs", ()) if size.isdigit()]

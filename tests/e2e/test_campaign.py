@@ -77,7 +77,7 @@ def test_a_winner_that_was_lucky_once_is_not_promoted(house: House) -> None:
     ]
     said = house.cli("why", "lucky").stdout
     assert re.search(
-        r"The win of trial 2, 1\.[789]\d+ then, is not confirmed on a fresh launch: the objective is [01]\.", said
+        r"The win of trial 2, 1\.[5-9]\d+ then, is not confirmed on a fresh launch: the objective is [01]\.", said
     )
     assert house.status()["trials"][-1]["confirms"] == 2
     assert "followed by: trial 4, lucky: confirms trial 2, inconclusive" in house.cli("show", 2).stdout
@@ -89,10 +89,10 @@ def test_a_daemon_killed_during_the_confirmation_goes_on_with_it(house: House) -
     house.write_settings()
     house.cli("enqueue", house.candidate("base", tok_s=100), house.candidate("faster", tok_s=200))
     house.start()
-    house.wait(lambda: len(house.read(lambda s: s.trials())) == 4, 60, "the win")
+    house.wait(lambda: len(house.read(lambda s: s.trials())) == 4, why="the win")
     house.kill()
     house.start()
-    house.wait(lambda: (house.status()["trial"] or {}).get("id") == 4, 60, "the confirming trial")
+    house.wait(lambda: (house.status()["trial"] or {}).get("id") == 4, why="the confirming trial")
     house.wait_measuring("faster")
     house.kill()
     house.start()
@@ -151,7 +151,7 @@ def test_a_server_that_dies_hangs_or_fails_requests_costs_a_trial_and_nothing_el
         house.candidate("errors", mode="http-500", timeout_s=2),
     ]
     house.cli("enqueue", *files)
-    house.wait(lambda: not house.status()["queue"], 60)
+    house.wait(lambda: not house.status()["queue"])
     house.wait_settled()
     house.wait_serving("base")
     assert house.verdicts() == {"base": "pass", **dict.fromkeys(("dies", "never", "mute", "errors"), "fail")}
@@ -200,7 +200,7 @@ def test_enqueue_of_a_thousand_files_is_quick_and_loses_none(house: House) -> No
         house.candidate(f"c{i}", tok_s=50 + i)
     began = time.monotonic()
     ran = house.cli("enqueue", str(house.folder / "c*.toml"))
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 100  # it takes a second or two; one transaction each would take minutes
     assert "1000 candidates" in ran.stdout
     assert len(json.loads(house.cli("queue", "--json").stdout)) == 1000
 
@@ -215,7 +215,7 @@ def test_the_same_file_twice_is_one_trial_and_a_done_one_needs_again(house: Hous
     refused = house.cli("enqueue", file, check=False)
     assert refused.returncode == 4
     assert "--again" in refused.stderr
-    house.cli("enqueue", file, "--again", "--wait", "--timeout", "60")
+    house.cli("enqueue", file, "--again", "--wait", "--timeout", "120")
     assert [str(t.verdict) for t in house.read(lambda s: s.trials())] == ["pass", "inconclusive"]
 
 
@@ -246,8 +246,8 @@ def test_a_budget_of_trials_ends_the_campaign_with_the_best_known_serving(house:
     house.write_settings()
     house.cli("enqueue", *(house.candidate(n, tok_s=r) for n, r in (("a", 200), ("b", 50), ("c", 400))))
     house.start()
-    house.wait(lambda: "trials is spent" in house.status()["decision"], 60)
+    house.wait(lambda: "trials is spent" in house.status()["decision"])
     house.wait_serving("a")
     assert [t["name"] for t in house.status()["queue"]] == ["c"]
     house.cli("resume", "--new-campaign")
-    house.wait_serving("c", 60)
+    house.wait_serving("c")

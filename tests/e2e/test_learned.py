@@ -23,7 +23,7 @@ def test_the_second_start_of_a_model_says_how_long_it_still_takes(house: House) 
     (row,) = house.launches()
     assert row.stages[0] == ("process up", 0.0)
     assert row.ready_s is not None
-    house.cli("enqueue", of_one_model(house.candidate("second", tok_s=50, mode="slow-start", start_s=4)))
+    house.cli("enqueue", of_one_model(house.candidate("second", tok_s=50, mode="slow-start", start_s=60)))
 
     def loading() -> bool:
         live = house.status()["live"]
@@ -31,6 +31,5 @@ def test_the_second_start_of_a_model_says_how_long_it_still_takes(house: House) 
             live.get("remaining_s") and live["stage_usual_s"] and live["usual_s"]
         )
 
-    house.wait(loading, 30, "an estimate while the second one loads")
-    house.wait(lambda: house.status()["live"].get("overdue"), 30, "a start that takes longer than the first did")
-    house.wait_settled()
+    house.wait(loading, why="an estimate while the second one loads")
+    house.wait(lambda: house.status()["live"].get("overdue"), why="a start that takes longer than the first did")

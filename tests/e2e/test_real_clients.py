@@ -15,7 +15,7 @@ from autotuner.edge.foreign_load import ForeignLoad
 from autotuner.errors import HostError
 
 VENV = Path(__file__).parents[2] / ".venv-vllm"
-pytestmark = [pytest.mark.vllm, pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(autouse=True)

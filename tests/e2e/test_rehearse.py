@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from e2e.house import ENV, PROGRAM
+from patience import PATIENCE_S
 
 from autotuner.edge import clock, procfs
 
@@ -35,9 +37,9 @@ def candidate(folder: Path, name: str, more: str = "", engine: str = "sglang") -
 
 
 def rehearse(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "autotuner", "rehearse", *arguments]
-    env = {**os.environ, "TMPDIR": str(folder)}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=env, cwd=folder)
+    command = [*PROGRAM, "rehearse", *arguments]
+    env = {**ENV, "TMPDIR": str(folder)}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=env, cwd=folder)
     return ran.returncode, ran.stdout, ran.stderr
 
 
@@ -54,7 +56,7 @@ def left(folder: Path) -> list[int]:
     return found
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1000)
 def test_candidates_get_what_they_deserve_and_nothing_is_left_running(tmp_path: Path) -> None:
     files = [
         candidate(tmp_path, "base"),
@@ -104,13 +106,13 @@ def test_what_enqueue_would_refuse_is_refused_and_a_sweep_is_expanded(tmp_path: 
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=PATIENCE_S,
     )
     assert "CUDA out of memory" in shown.stdout
     assert not left(tmp_path)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1000)
 def test_a_capped_drafter_gets_its_cap_lifted_and_a_verdict_of_its_own(tmp_path: Path) -> None:
     """The rule proposes, preflight lets it through, it is queued with its reason, measured, and told from the cap."""
     capped = EAGLE3.replace("max-running-requests = 256\n", "")
@@ -130,7 +132,7 @@ def test_a_capped_drafter_gets_its_cap_lifted_and_a_verdict_of_its_own(tmp_path:
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=PATIENCE_S,
     )
     row = next(row for row in json.loads(listed.stdout) if row["name"] == lifted)
     assert (row["state"], row["parent"], row["move"]) == ("queued", "eagle3", "lift-running-cap")
@@ -152,10 +154,10 @@ def test_a_rehearsal_that_is_terminated_ends_its_daemon_and_its_servers(tmp_path
     ]
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
-        until = clock.monotonic_s() + 120
+        until = clock.monotonic_s() + PATIENCE_S
         while not any(tmp_path.rglob("identity.json")) and clock.monotonic_s() < until:
             clock.pause(0.1)
         assert len(left(tmp_path)) > 1
         run.terminate()
-        assert run.wait(60) == 128 + signal.SIGTERM
+        assert run.wait(PATIENCE_S) == 128 + signal.SIGTERM
     assert not left(tmp_path)

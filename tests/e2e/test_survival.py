@@ -5,11 +5,18 @@ import signal
 import socket
 import subprocess
 import time
+from functools import partial
 
 import pytest
 from e2e.house import SLOT, House
+from patience import PATIENCE_S
 
-from autotuner.core.state import LaunchState, Purpose
+from autotuner.bench.benchmark import Benchmark
+from autotuner.core.candidate import Candidate, parse_candidates
+from autotuner.core.decide import RESTORE_FAILURES_MAX
+from autotuner.core.source import Source
+from autotuner.core.state import LaunchState, Purpose, TrialState
+from autotuner.edge.store import Store
 
 pytestmark = pytest.mark.e2e
 
@@ -20,7 +27,7 @@ def with_best_known(house: House, **behaviour: object) -> None:
     house.write_settings()
     house.cli("enqueue", house.candidate("base", **{"tok_s": 100, **behaviour}))
     house.start()
-    house.wait_serving("base", 60)
+    house.wait_serving("base")
 
 
 def test_killed_during_a_launch_the_daemon_comes_back_to_the_best_known(house: House) -> None:
@@ -30,7 +37,7 @@ def test_killed_during_a_launch_the_daemon_comes_back_to_the_best_known(house: H
     house.kill()
     house.cli("pause")
     house.start()
-    house.wait_serving("base", 12)
+    house.wait_serving("base")
 
 
 def test_killed_during_a_level_the_daemon_comes_back_to_the_best_known(house: House) -> None:
@@ -41,10 +48,10 @@ def test_killed_during_a_level_the_daemon_comes_back_to_the_best_known(house: Ho
     house.kill()
     house.cli("pause")
     house.start()
-    house.wait_serving("base", 12)
+    house.wait_serving("base")
     assert "put back b" in house.titles()
     house.cli("resume")
-    house.wait_serving("b", 60)
+    house.wait_serving("b")
 
 
 def test_killed_during_a_restore_the_daemon_comes_back_to_the_best_known(house: House) -> None:
@@ -55,10 +62,10 @@ def test_killed_during_a_restore_the_daemon_comes_back_to_the_best_known(house: 
         rows = [r for r in house.launches() if r.purpose is Purpose.RESTORE]
         return any(r.state in {LaunchState.INTENDED, LaunchState.STARTING} for r in rows)
 
-    house.wait(restoring, 60)
+    house.wait(restoring)
     house.kill()
     house.start()
-    house.wait_serving("base", 12)
+    house.wait_serving("base")
 
 
 def test_killed_three_times_in_a_row_it_still_comes_back(house: House) -> None:
@@ -69,7 +76,7 @@ def test_killed_three_times_in_a_row_it_still_comes_back(house: House) -> None:
         time.sleep(0.7)
         house.kill()
         house.start()
-    house.wait_serving("base", 15)
+    house.wait_serving("base")
 
 
 def test_a_trial_that_ends_the_daemon_again_and_again_is_given_up(house: House) -> None:
@@ -88,7 +95,7 @@ def test_a_trial_that_ends_the_daemon_again_and_again_is_given_up(house: House) 
 def test_sigterm_ends_the_daemon_in_seconds_and_leaves_the_server_to_be_adopted(house: House) -> None:
     with_best_known(house)
     before = house.servers()
-    assert house.end() < 5
+    assert house.end() < 25
     assert house.servers() == before
     house.start()
     house.wait_serving("base")
@@ -125,12 +132,12 @@ def test_a_best_known_that_keeps_dying_degrades_the_slot_and_restore_best_mends_
         victim = house.servers()[0]
         os.kill(victim, signal.SIGKILL)
         house.wait(lambda victim=victim: victim not in house.servers())
-    house.wait(lambda: house.status()["degraded"], 30)
+    house.wait(lambda: house.status()["degraded"])
     assert "degraded" in house.titles()
     assert not house.servers()
     time.sleep(1)
     assert not house.servers(), "nothing is launched until a person says so"
-    house.cli("restore-best", "--wait", "--timeout", "30")
+    house.cli("restore-best", "--wait", "--timeout", "120")
     house.wait_serving("base")
 
 
@@ -153,7 +160,7 @@ def test_a_second_daemon_on_one_state_folder_refuses_and_names_the_first(house: 
     with_best_known(house)
     first = house.daemons[0]
     second = house.start()
-    assert second.wait(20) == 6
+    assert second.wait(PATIENCE_S) == 6
     assert f"pid {first.pid}" in (house.folder / "daemon.log").read_text()
     assert first.poll() is None
 
@@ -173,18 +180,18 @@ def test_sighup_takes_good_settings_and_keeps_the_old_ones_for_a_broken_file(hou
 
 
 def test_restore_best_interrupts_a_trial_holds_the_queue_and_resume_goes_on(house: House) -> None:
-    house.benchmark["seconds"] = "4"
+    house.benchmark["seconds"] = "20"  # the command must come before its end
     with_best_known(house)
     house.cli("enqueue", house.candidate("b", tok_s=400))
     house.wait_measuring("b")
-    said = house.cli("restore-best", "--wait", "--timeout", "40").stdout
+    said = house.cli("restore-best", "--wait", "--timeout", "120").stdout
     assert "base serves at" in said
     house.wait_serving("base")
     time.sleep(1)
     assert house.status()["trial"] is None
     assert house.status()["paused"]
     house.cli("resume")
-    house.wait_serving("b", 60)
+    house.wait_serving("b")
 
 
 def test_restore_best_works_without_a_daemon(house: House) -> None:
@@ -192,7 +199,7 @@ def test_restore_best_works_without_a_daemon(house: House) -> None:
     house.kill()
     os.kill(house.servers()[0], signal.SIGKILL)
     house.wait(lambda: not house.servers())
-    said = house.cli("restore-best", "--timeout", "30").stdout
+    said = house.cli("restore-best", "--timeout", "120").stdout
     assert "base serves at" in said
     assert len(house.servers()) == 1
     assert "entries intact" in house.cli("journal", "verify").stdout
@@ -231,8 +238,8 @@ def test_a_journal_whose_database_was_lost_is_kept_aside_and_a_new_one_begun(hou
     house.wait(lambda: not house.servers())
     house.cli("enqueue", house.folder / "base.toml")
     house.start()
-    house.wait_serving("base", 60)
-    house.wait(lambda: house.cli("journal", "verify", check=False).returncode == 0, 10)
+    house.wait_serving("base")
+    house.wait(lambda: house.cli("journal", "verify", check=False).returncode == 0)
     assert list((house.state / "journal").glob("*.altered-*"))
 
 
@@ -263,9 +270,9 @@ def test_a_full_disk_ends_nothing_and_the_queue_goes_on_once_there_is_room(house
         assert len(house.servers()) <= 1
         filler.unlink()
         house.cli("resume")
-        house.wait(lambda: house.verdicts().get("b") == "pass", 60)
+        house.wait(lambda: house.verdicts().get("b") == "pass")
         house.wait_serving("b")
-        house.wait(lambda: house.cli("journal", "verify", check=False).returncode == 0, 10)
+        house.wait(lambda: house.cli("journal", "verify", check=False).returncode == 0)
     finally:
         house.close()
         subprocess.run(["umount", "-l", str(mount)], check=False)
@@ -276,3 +283,67 @@ def test_what_was_never_launched_by_autotuner_is_never_in_its_record(house: Hous
     rows = house.read(lambda s: s.open_launches(SLOT))
     assert len(rows) == 1
     assert rows[0].state is LaunchState.SERVING
+
+
+def _make_best_known(store: Store, made: Candidate) -> None:
+    at = "2026-01-01 00:00:00Z"
+    store.put_candidate(made, "", made.name)
+    trial = store.add_trial(SLOT, made, ("earlier", Benchmark()), at)
+    for state in (TrialState.RUNNING, TrialState.DONE):
+        store.move_trial(trial, state)
+    store.promote(SLOT, made.id, made.name, trial, at)
+
+
+def with_known(house: House, *names: str) -> None:
+    """A house in which these are best-known, the last one now, and serves; without a trial, which a busy machine may void."""
+    house.write_settings()
+    for number, name in enumerate(names):
+        path = house.candidate(name, tok_s=100 + number)
+        (made,) = parse_candidates(Source(path.name, path.read_text()))
+        house.read(partial(_make_best_known, made=made))
+    house.start()
+    house.wait_serving(names[-1], 60)
+
+
+def test_stop_empties_the_slot_also_over_a_restart_of_the_daemon_until_somebody_resumes(house: House) -> None:
+    with_known(house, "base")
+    said = house.cli("stop", "--reason", "new driver", "--wait", "--timeout", "60").stdout
+    assert "no server runs" in said
+    assert house.servers() == []
+    assert "stopped base" in house.titles()
+    assert "new driver" in house.status()["stopped"]
+    house.end()
+    house.start()
+    house.wait(lambda: "stopped on purpose" in house.status()["decision"])
+    assert house.servers() == []
+    house.cli("resume")
+    house.wait_serving("base")
+
+
+def test_stop_and_restore_best_work_half_way_through_a_trial_and_without_a_daemon(house: House) -> None:
+    house.benchmark["seconds"] = "6"
+    with_known(house, "base")
+    house.cli("enqueue", house.candidate("b", tok_s=400))
+    house.wait_measuring("base")  # its baseline comes first
+    house.kill()
+    assert len(house.servers()) == 1, "the trial's server outlives the daemon"
+    house.cli("stop", "--force")
+    assert house.servers() == []
+    assert [t["name"] for t in house.status()["queue"]] == ["base", "b"]
+    assert "base serves" in house.cli("restore-best").stdout
+    assert not house.status()["stopped"]
+    assert len(house.servers()) == 1
+
+
+def test_a_best_known_that_serves_and_dies_again_and_again_gives_way_to_the_one_before_it(house: House) -> None:
+    with_known(house, "base", "b")
+    for number in range(RESTORE_FAILURES_MAX):
+        house.wait_serving("b")
+        assert [r.name for r in house.launches()] == ["b"] * (number + 1)
+        os.kill(house.servers()[0], signal.SIGKILL)
+        house.wait(lambda n=number: [r.state for r in house.launches()].count(LaunchState.ENDED) > n)
+    house.wait(lambda: (house.status()["serving"] or {}).get("name") == "base")
+    assert [r.name for r in house.launches()] == ["b"] * RESTORE_FAILURES_MAX + ["base"]
+    entries = house.read(lambda s: s.entries_after(0))
+    text = next(e.text for e in entries if e.title == "restored base")
+    assert "autotuner restore-best" in text, "the entry says how the newest is tried again"

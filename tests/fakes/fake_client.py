@@ -27,7 +27,7 @@ def main(client: str, mode: str, arguments: list[str]) -> int:
     if mode == "hangs":
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        time.sleep(60)
+        time.sleep(600)
     if mode == "nothing":
         return 0
     text = result(client, failed=mode == "all-failed")
@@ -35,7 +35,7 @@ def main(client: str, mode: str, arguments: list[str]) -> int:
     return 0
 
 
-_STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+_STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
 
 def where(client: str, arguments: list[str]) -> Path:

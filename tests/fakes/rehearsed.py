@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
+from patience import FOR_EVER_S, PATIENCE_S
+
 from autotuner.engines import ENGINES
 from autotuner.engines.base import Counters, LogFact
 from autotuner.engines.logtext import split_lines
@@ -33,7 +35,7 @@ class Rehearsed:
         self.engine = ENGINES[engine]
         self.port = free_port()
         self._log = folder / f"server-{self.port}.log"
-        own = {"time_scale": 2000, "max_seconds": 60, **options}
+        own = {"time_scale": 2000, "max_seconds": FOR_EVER_S, **options}
         words = [word for key, value in own.items() for word in (f"--{key.replace('_', '-')}", str(value))]
         server = [sys.executable, "-m", "autotuner.rehearsal.server", "--as", engine, *words]
         argv = [*server, "--", *PROGRAMS[engine], "--port", str(self.port), *flags]
@@ -49,7 +51,7 @@ class Rehearsed:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
 
     @property
     def text(self) -> str:
@@ -63,17 +65,19 @@ class Rehearsed:
     def counters(self) -> Counters:
         return self.engine.read_metrics(self.get("/metrics")[1])
 
-    def get(self, path: str, timeout_s: float = 5.0) -> tuple[int, str]:
+    def get(self, path: str, timeout_s: float = PATIENCE_S) -> tuple[int, str]:
         return self._ask("GET", path, None, timeout_s)
 
-    def complete(self, tokens: int, prompt: str = "a b c", timeout_s: float = 20.0, **more: object) -> dict[str, Any]:
+    def complete(
+        self, tokens: int, prompt: str = "a b c", timeout_s: float = PATIENCE_S, **more: object
+    ) -> dict[str, Any]:
         status, text = self._ask("POST", "/v1/completions", {"prompt": prompt, "max_tokens": tokens, **more}, timeout_s)
         assert status == 200, text
         return dict(json.loads(text))
 
     def events(self, tokens: int, path: str = "/v1/completions", **more: object) -> list[Any]:
         body = {"prompt": "a b c", "max_tokens": tokens, "stream": True, **more}
-        status, text = self._ask("POST", path, body, 20.0)
+        status, text = self._ask("POST", path, body, PATIENCE_S)
         assert status == 200
         data = [line.removeprefix("data: ") for line in text.split("\n") if line]
         assert data[-1] == "[DONE]"
@@ -89,7 +93,7 @@ class Rehearsed:
         self.wait(self._healthy, "ready")
         return self
 
-    def wait(self, what: Callable[[], Any], why: str, timeout_s: float = 15.0) -> Any:
+    def wait(self, what: Callable[[], Any], why: str, timeout_s: float = PATIENCE_S) -> Any:
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             if got := what():
@@ -99,7 +103,7 @@ class Rehearsed:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(10)
+        return self.process.wait(PATIENCE_S)
 
     def _healthy(self) -> bool:
         assert self.process.poll() is None, self.text

@@ -4,8 +4,11 @@ A planted bug is a patch of the running code, never a switch in the product. `pl
 a part that starts real daemons passes the bug's name on to `torture.daemon`, which plants it in them.
 """
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from torture.sabotage import in_daemons
 
 
 @dataclass(frozen=True)
@@ -19,20 +22,29 @@ class Bug:
     seconds: float = 20.0
 
 
-def _known_hosts_none() -> None:
-    from autotuner.edge import ssh
+def _from(module: str, name: str) -> Callable[[], None]:
+    """A bug of another module, imported where it is planted, since the product is imported with it."""
 
-    connect = ssh.asyncssh.connect
-    ssh.asyncssh.connect = lambda *given, **named: connect(*given, **{**named, "known_hosts": None})
+    def plant() -> None:
+        getattr(importlib.import_module(f"torture.{module}"), name)()
 
-
-def _f_string_command() -> None:
-    from autotuner.edge import ssh
-
-    ssh.command_line = lambda argv, env=None: " ".join(argv)
+    return plant
 
 
 BUGS: tuple[Bug, ...] = (
-    Bug("known_hosts=None", _known_hosts_none, "P20", "hosts", 6.0),
-    Bug("f-string command", _f_string_command, "P21", "hosts", 6.0),
+    Bug("drop the directory fsync", _from("filebugs", "drop_folder_fsync"), "P7", "crashstates"),
+    Bug("drop tail truncation", _from("filebugs", "drop_tail_truncation"), "P9", "crashstates"),
+    Bug("retry fsync", in_daemons("retry fsync"), "P16", "bad_disk", 120.0),
+    Bug("retry fsync of a file", _from("filebugs", "retry_fsync"), "P16", "crashstates"),
+    Bug("killpg instead of clearing", _from("processbugs", "killpg"), "P5", "trees", 15.0),
+    Bug("publish before commit", in_daemons("publish before commit"), "P10", "kills", 90.0),
+    Bug("port-only stop check", _from("simbugs", "port_only_stop_check"), "P1", "sim"),
+    Bug("wall-clock budget", _from("simbugs", "wall_clock_budget"), "P14", "sim", 40.0),
+    Bug("inheritable lock fd", in_daemons("inheritable lock fd"), "P17", "races", 5.0),
+    Bug("known_hosts=None", _from("hostbugs", "trust_any_host"), "P20", "hosts", 6.0),
+    Bug("f-string command", _from("filebugs", "f_string_command"), "P21", "shells", 5.0),
+    Bug("f-string command to a host", _from("hostbugs", "f_string_command"), "P21", "hosts", 6.0),
+    Bug("watchdog from a timer", _from("processbugs", "watchdog_from_a_timer"), "P23", "wedged", 30.0),
+    Bug("promote on inconclusive", _from("simbugs", "promote_on_inconclusive"), "P13", "sim"),
+    Bug("seals verify under any key", _from("filebugs", "accept_newer_keys"), "P8", "forgeries", 10.0),
 )

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from clientbench.agreement import LAST_CHUNK, WHOLE, by_account, write_requests
+from clientbench.pairs import Agreement, Pair, agreement_table, agreements
 from clientbench.report import (
     OURS,
     RUST,
@@ -21,6 +23,8 @@ from clientbench.report import (
     was_the_limit,
 )
 from clientbench.schedule import MODES, WHAT, Mode
+
+from autotuner.bench.records import parse_records
 
 SECOND_NS = 1_000_000_000
 
@@ -138,3 +142,72 @@ def test_a_client_that_failed_is_shown_as_failed() -> None:
     assert "failed: exit code 1" in mode_table([Run(RUST, mode("acc"), failure="exit code 1")])
     assert said([Run(RUST, mode("acc"), failure="x"), Run(RUST, mode("acc"))]) == "failed: x (1 of 2)"
     assert spread([], ".1f") == "-"
+
+
+# --- agreement with another client
+
+
+def paired(*ratios: float) -> list[Pair]:
+    """Pairs whose servers were of very different speed, and whose clients were apart by these ratios."""
+    return [
+        Pair({"tok/s": 100.0 * 1.5**i * r, "ours alone": 1.0}, {"tok/s": 100.0 * 1.5**i}) for i, r in enumerate(ratios)
+    ]
+
+
+def test_only_what_both_reported_is_compared_and_only_within_pairs() -> None:
+    (found,) = agreements(paired(1.01, 1.01, 1.01, 1.01, 1.01, 1.01))
+    assert (found.figure, found.pairs) == ("tok/s", 6)
+    assert (found.low, found.ratio, found.high) == pytest.approx((1.01, 1.01, 1.01))
+    assert found.verdict == "within 2 %"
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict"),
+    [
+        ((1.0, 1.01, 0.99, 1.0, 1.01), "too few pairs"),
+        ((0.981, 1.0, 1.019, 1.0, 1.0, 1.0), "within 2 %"),
+        ((0.97, 1.0, 1.0, 1.0, 1.0, 1.0), "median within 2 %, interval wider"),
+        ((1.0, 1.03, 1.03, 1.03, 1.03, 1.04), "median beyond 2 %, interval wider"),
+        ((1.03, 1.04, 1.03, 1.03, 1.05, 1.04), "more than 2 % apart"),
+        ((0.97, 0.96, 0.97, 0.97, 0.9, 0.96), "more than 2 % apart"),
+    ],
+)
+def test_a_verdict_is_of_the_whole_interval(ratios: tuple[float, ...], verdict: str) -> None:
+    found = agreements(paired(*ratios))
+    assert found[0].verdict == verdict
+    assert verdict in agreement_table({"C 1": found})
+
+
+def test_more_pairs_narrow_the_interval_and_a_wild_one_does_not_widen_it() -> None:
+    (found,) = agreements(paired(*[0.99, 1.01] * 10, 3.0))
+    assert (found.low, found.high) == pytest.approx((0.99, 1.01))
+
+
+def test_what_the_server_itself_wandered_cancels() -> None:
+    def round_of(slower: float) -> dict[str, float]:
+        spent = {"prompt_s": 2.0 * slower, "generating_s": 6.0 * slower, "tokens": 256.0}
+        reported = {
+            WHOLE: 128 / slower,
+            "TTFT mean ms": 260 * slower,
+            "TPOT mean ms": 24 * slower,
+            LAST_CHUNK: 24 * slower,
+        }
+        return by_account(reported, spent, 4, 8)
+
+    assert round_of(1.0) == pytest.approx(round_of(1.7))
+    assert len(round_of(1.0)) == 4
+
+
+def test_our_client_reads_the_requests_that_the_other_reads_and_each_pair_has_its_own(tmp_path: Path) -> None:
+    prompts = []
+    for number in (1, 2):
+        write_requests(tmp_path / "requests.json", 4, number)
+        records = parse_records("requests.json", (tmp_path / "requests.json").read_bytes())
+        assert [records.timed(i).texts for i in range(4)] == [records[i].texts for i in range(4)], "in the file's order"
+        prompts += [records[i].texts[0] for i in range(len(records))]
+    assert len(set(prompts)) == len(prompts) == 8
+
+
+def test_an_agreement_without_bounds_is_written_without_them() -> None:
+    one = Agreement("tok/s", 2, 100.0, 99.0, 1.01, None, None)
+    assert "| 1.0100 | - | too few pairs |" in agreement_table({"C 1": [one]})

@@ -135,6 +135,14 @@ def test_an_eagle3_drafter_under_the_name_eagle_accepts_nothing() -> None:
     assert acceptance.mean_len == 1.0
 
 
+def test_a_drafter_with_random_weights_accepts_nothing_unless_acceptance_is_simulated() -> None:
+    drafter = (*EAGLE3, "--speculative-draft-load-format", "dummy")
+    for env, expected in (({}, 1.0), ({"SGLANG_SIMULATE_ACC_LEN": "1.65"}, 1.65)):
+        acceptance = sglang(*drafter, env=env).acceptance
+        assert acceptance is not None
+        assert acceptance.mean_len == expected
+
+
 def test_vllms_json_is_read() -> None:
     config = {"method": "eagle3", "model": "/m/d", "num_speculative_tokens": 2, "synthetic_acceptance_length": 1.65}
     asked = vllm("--speculative-config", json.dumps(config), "--max-num-seqs", "64", "--enforce-eager")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fakes.rehearsed import Rehearsed
+from patience import FOR_EVER_S, PATIENCE_S, comes_true
 
 from autotuner.bench.benchmark import Benchmark
 from autotuner.bench.workload import Workload
@@ -100,11 +101,15 @@ def test_an_idle_vllm_falls_silent(tmp_path: Path) -> None:
         server.wait_ready()
         server.complete(20)
         server.wait(lambda: server.text.rstrip().endswith("rate: 0.0%"), "a line of statistics")
-        time.sleep(0.7)
-        said = server.text
-        assert said.count("Engine 000") <= 5  # the last one says that nothing ran
-        time.sleep(0.3)
-        assert server.text == said
+
+        def silent() -> bool:
+            said = server.text
+            time.sleep(0.5)  # five times as long as between two lines
+            return server.text == said
+
+        server.wait(silent, "silent")
+        last = [line for line in server.text.splitlines() if "Engine 000" in line][-1]
+        assert "Running: 0 reqs" in last, "that nothing runs is said once"
 
 
 def test_llamacpps_log_metrics_and_usage_agree(tmp_path: Path) -> None:
@@ -214,7 +219,7 @@ def _try(server: Rehearsed) -> tuple[int, str] | None:
 @pytest.mark.parametrize(("engine", "code"), [("sglang", 2), ("vllm", 2), ("llamacpp", 1)])
 def test_a_wrong_flag_ends_it_at_once_in_the_engines_words(tmp_path: Path, engine: str, code: int) -> None:
     with Rehearsed(tmp_path, engine, "--no-such-flag", "7") as server:
-        assert server.process.wait(10) == code
+        assert server.process.wait(PATIENCE_S) == code
         said = (
             "invalid argument: --no-such-flag" if engine == "llamacpp" else "unrecognized arguments: --no-such-flag 7"
         )
@@ -254,7 +259,7 @@ def test_running_out_of_memory_ends_the_start_with_the_engines_words(
     tmp_path: Path, who: str, engine: str, code: int
 ) -> None:
     with Rehearsed(tmp_path, engine, env={"AUTOTUNER_FAKE_PERSONALITY": who}) as server:
-        assert server.process.wait(10) == code
+        assert server.process.wait(PATIENCE_S) == code
         assert "out of memory" in server.text
         assert errors(server)
         assert (Stage.GRAPH_CAPTURE in stages(server)) == (who == "oom-capture" and engine != "llamacpp")
@@ -264,8 +269,7 @@ def test_a_slow_load_moves_all_the_time(tmp_path: Path) -> None:
     with Rehearsed(tmp_path, "sglang", personality="slow-load", time_scale=200) as server:
         server.wait(lambda: Stage.WEIGHTS in stages(server), "loading")
         before = len(stages(server))
-        time.sleep(0.3)
-        assert len(stages(server)) > before
+        server.wait(lambda: len(stages(server)) > before, "further")
         assert _try(server) is None
 
 
@@ -275,7 +279,7 @@ def test_one_that_dies_silently_leaves_no_word(tmp_path: Path) -> None:
         server.complete(5)
         with pytest.raises((OSError, EOFError)):
             server.complete(5)
-        assert server.process.wait(10) == -signal.SIGKILL
+        assert server.process.wait(PATIENCE_S) == -signal.SIGKILL
         assert not errors(server)
 
 
@@ -292,12 +296,12 @@ def test_an_engine_that_dies_lets_its_front_end_exit_with_0(tmp_path: Path) -> N
     with Rehearsed(tmp_path, "vllm", personality="exit-0-after-engine-death", after=1, **FAST) as server:
         server.wait_ready()
         server.complete(5)
-        assert server.process.wait(10) == 0
+        assert server.process.wait(PATIENCE_S) == 0
         assert "died unexpectedly" in errors(server)
 
 
 def test_orphaned_workers_survive_their_server(tmp_path: Path) -> None:
-    with Rehearsed(tmp_path, "sglang", personality="orphaned-workers", max_seconds=20) as server:
+    with Rehearsed(tmp_path, "sglang", personality="orphaned-workers", max_seconds=FOR_EVER_S) as server:
         server.wait_ready()
         workers = [int(line.split("pid=")[1].split()[0]) for line in server.text.splitlines() if "worker pid=" in line]
         try:
@@ -404,12 +408,9 @@ def test_it_ends_with_its_parent() -> None:
         "import subprocess, time; null = subprocess.DEVNULL; "
         f"print(subprocess.Popen({words!r}, stdout=null, stderr=null).pid, flush=True); time.sleep(1)"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     pid = int(ran.stdout)
-    until = time.monotonic() + 8
-    while _lives(pid) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not _lives(pid)
+    assert comes_true(lambda: not _lives(pid))
 
 
 def _lives(pid: int) -> bool:
@@ -421,4 +422,4 @@ def _lives(pid: int) -> bool:
 
 def test_it_ends_after_its_time(tmp_path: Path) -> None:
     with Rehearsed(tmp_path, "sglang", personality="ignores-sigterm", max_seconds=1) as server:
-        assert server.process.wait(10) == -signal.SIGALRM
+        assert server.process.wait(PATIENCE_S) == -signal.SIGALRM

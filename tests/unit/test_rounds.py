@@ -51,7 +51,7 @@ def test_a_slot_that_waits_for_its_host_delays_no_other() -> None:
         await both.go()
         await both.go()
         assert slow.ended >= 2
-        both.end()
+        await both.end()
 
     asyncio.run(work())
 
@@ -85,7 +85,32 @@ def test_a_slot_without_a_whole_cycle_is_wedged_until_it_has_one() -> None:
                 await some.go()
         assert stuck.ended
         await some.go()
-        some.end()
+        await some.end()
+
+    asyncio.run(work())
+
+
+def test_a_cycle_that_hangs_and_does_not_let_go_is_not_begun_beside_itself() -> None:
+    class Deaf(Worker):
+        async def cycle(self) -> None:
+            self.begun += 1
+            while not self.gate.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self.gate.wait()
+
+    async def work() -> None:
+        deaf = Deaf("deaf", opened=False)
+        some = of(deaf, deadline_s=0.1)
+        said = []
+        while len(said) < 20:
+            try:
+                await some.go()
+            except TimeoutError as error:
+                said.append(str(error))
+        assert deaf.begun == 1
+        assert all("test_rounds.py" in text and "cycle" in text for text in said), "where it waits is told"
+        deaf.gate.set()
+        await some.end()
 
     asyncio.run(work())
 
@@ -97,6 +122,6 @@ def test_a_slot_on_another_host_may_take_longer() -> None:
         for _ in range(10):
             await some.go()
         assert far.begun == 1
-        some.end()
+        await some.end()
 
     asyncio.run(work())

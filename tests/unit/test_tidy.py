@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from torture.sources import calls_that_trust_any_host
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "autotuner"
@@ -182,7 +183,7 @@ def test_one_module_opens_ssh_connections_and_says_all_that_asyncssh_would_look_
     assert {"client_keys", "agent_path", "username", "tunnel", "connect_timeout", "login_timeout"} <= set(connect)
     assert connect[None] == "_NOTHING_ELSE"  # type: ignore[index]
     assert fetch["config"] == "None"
-    assert '"config": None' in text_of("edge/ssh.py")
+    assert connect["config"] == "None"
     for name in MODULES:
         assert "asyncssh" not in top_level(name) or name in {"edge/ssh.py", "edge/host_ssh.py"}
         assert not re.search(r"known_hosts\s*=\s*None|SSH_AUTH_SOCK", text_of(name)), name
@@ -199,6 +200,28 @@ def test_what_is_copied_to_another_host_needs_nothing_but_python() -> None:
 
 def test_one_module_builds_shell_lines() -> None:
     assert {name for name in MODULES if re.search(r"\bshlex\b", text_of(name))} <= {"core/shell.py", "edge/shim.py"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_ssh_connection_pins_the_host_key_and_reads_no_configuration(name: str) -> None:
+    assert calls_that_trust_any_host(text_of(name)) == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "asyncssh.connect(h, known_hosts=None, config=None)",
+        "asyncssh.connect(h, config=None)",
+        "asyncssh.connect(h, known_hosts=pinned)",
+        "asyncssh.connect(h, known_hosts=pinned, config=[])",
+        "asyncssh.create_connection(Client, h, config=None)",
+        "asyncssh.SSHClientConnectionOptions(known_hosts=None, config=None)",
+        "options(known_hosts=None)",
+    ],
+)
+def test_that_rule_sees_a_connection_to_anybody(call: str) -> None:
+    assert calls_that_trust_any_host(f"x = {call}")
+    assert not calls_that_trust_any_host("asyncssh.connect(h, known_hosts=pinned, config=None)")
 
 
 def test_errors_are_caught_broadly_only_at_the_outer_boundaries_and_with_a_reason() -> None:

@@ -193,7 +193,7 @@ def test_an_order_that_never_arrived_says_nothing_of_the_candidate(ctx: SlotCont
         asyncio.run(act.launch(ctx, decide.Launch(MADE.id, "a", Purpose.TRIAL, trial.id)))
     [row] = ctx.store.open_launches("t")
     host(ctx).error = None
-    host(ctx).seen = ServerSeen(row.id, alive=False, error="it was never started", never_started=True)
+    host(ctx).seen = ServerSeen(row.id, alive=False, error="it was never started", started=False)
     asyncio.run(act.record_end(ctx, decide.RecordEnd(row.id)))
     assert not ctx.store.open_launches("t")
     again = ctx.store.trial_in_hand("t")
@@ -203,7 +203,7 @@ def test_an_order_that_never_arrived_says_nothing_of_the_candidate(ctx: SlotCont
 
 def test_a_daemon_that_is_killed_before_it_gave_the_order_fails_no_trial(ctx: SlotContext) -> None:
     row = begin(ctx, LaunchState.INTENDED)
-    host(ctx).seen = ServerSeen(row.id, alive=False, error="it was never started", never_started=True)
+    host(ctx).seen = ServerSeen(row.id, alive=False, error="it was never started", started=False)
     worker = SlotWorker(ctx)
     worker.start_up()
     done = [type(asyncio.run(worker.cycle()).action) for _ in range(2)]
@@ -219,9 +219,9 @@ def test_a_start_that_the_host_refuses_counts_against_the_candidate(ctx: SlotCon
         asyncio.run(act.launch(ctx, decide.Launch(MADE.id, "a", Purpose.RESTORE, None)))
     [row] = ctx.store.open_launches("t")
     host(ctx).error = None
-    host(ctx).seen = ServerSeen(row.id, alive=False, error="it was never started", never_started=True)
+    host(ctx).seen = ServerSeen(row.id, alive=False, error="it was never started", started=False)
     asyncio.run(act.record_end(ctx, decide.RecordEnd(row.id)))
-    assert ctx.store.restore_failures("t", MADE.id, row.boot_id, 0.0) == 1
+    assert len(ctx.store.restore_failures("t", MADE.id, row.boot_id)) == 1
 
 
 def test_a_secret_of_another_host_is_hidden_before_anything_of_it_is_read(ctx: SlotContext) -> None:
@@ -234,6 +234,23 @@ def test_a_secret_of_another_host_is_hidden_before_anything_of_it_is_read(ctx: S
     for _ in range(2):
         asyncio.run(worker.cycle())
     assert sorted(host(ctx).asked) == [("cat", "/there/key"), ("cat", "/there/none")]  # once each
+    ctx.store.put_candidate(MADE, "", "x.toml")
+    asyncio.run(act.launch(ctx, decide.Launch(MADE.id, "a", Purpose.RESTORE, None)))
+    assert host(ctx).asked.count(("cat", "/there/key")) == 2  # before a launch again: it may be another one by now
     outcome.note(ctx, "x", "it printed s3cr3t-of-far")
     [entry] = ctx.store.entries_after(0)
     assert "s3cr3t" not in entry.text
+
+
+def test_a_lost_connection_is_not_taken_for_a_server_without_requests(ctx: SlotContext) -> None:
+    row = begin(ctx)
+    assert row.trial_id is not None
+    ctx.store.promote("t", MADE.id, "a", row.trial_id, AT)
+    host(ctx).cut_by_inspect = True
+    with pytest.raises(HostUnreachable):
+        asyncio.run(act.traffic(ctx, row.trial_id))
+    with pytest.raises(HostUnreachable):
+        asyncio.run(act.stop(ctx, decide.Stop(row.id)))
+    assert host(ctx).stopped == 0
+    host(ctx).cut_by_inspect = False
+    assert asyncio.run(act.traffic(ctx, row.trial_id)) == ""

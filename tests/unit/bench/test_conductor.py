@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes.fake_openai import Behaviour, FakeOpenAI
+from patience import PATIENCE_S, soon
 
 from autotuner.bench import worker
 from autotuner.bench.conductor import Conductor
@@ -48,16 +48,28 @@ samples()
 
 
 def conduct(
-    *fates: str, busy_max: float = 0.6, during: Callable[[Conductor], None] | None = None, after_s: float = 0.0
+    *fates: str,
+    busy_max: float = 0.6,
+    during: Callable[[Conductor], None] | None = None,
+    after_s: float = 0.0,
+    when: Callable[[list[Progress]], bool] = lambda _: True,
 ) -> tuple[LevelSamples | None, Conductor, list[Progress]]:
     heard: list[Progress] = []
     command = (sys.executable, "-I", "-S", "-c", PART)
     made = Conductor(command, {"fates": fates, "concurrency": 4}, len(fates), busy_max, heard.append)
 
     async def go() -> LevelSamples | None:
-        if during is not None:
-            asyncio.get_running_loop().call_later(after_s, during, made)
-        return await asyncio.wait_for(made.run(), 10)
+        async def meanwhile() -> None:
+            await asyncio.sleep(after_s)
+            await soon(lambda: when(heard))
+            if during is not None:
+                during(made)
+
+        doing = asyncio.create_task(meanwhile())
+        try:
+            return await asyncio.wait_for(made.run(), PATIENCE_S)
+        finally:
+            doing.cancel()
 
     try:
         return asyncio.run(go()), made, heard
@@ -107,9 +119,12 @@ def test_a_stop_at_any_instant_brings_what_was_measured(after_s: float) -> None:
 
 
 def test_progress_adds_the_parts_up_and_goes_on_while_nothing_comes() -> None:
-    _, _, heard = conduct("never warm", "", during=Conductor.stop, after_s=1.6)
+    def all_said(heard: list[Progress]) -> bool:
+        return sum(p.events for p in heard) >= 15 and heard[-1].events == 0
+
+    _, _, heard = conduct("never warm", "", during=Conductor.stop, when=all_said)
     assert len(heard) >= 2
-    assert heard[0].in_flight == 2
+    assert heard[-1].in_flight == 2
     assert heard[-1].events == 0
     assert sum(p.events for p in heard if p.phase == "warm-up") == 15
 
@@ -173,9 +188,7 @@ def test_no_process_of_a_level_outlives_the_worker_however_that_ends() -> None:
                 children = _children(process.pid)
             process.send_signal(signal.SIGKILL)
             await process.wait()
-            deadline = time.monotonic() + 5
-            while any(map(_runs, children)) and time.monotonic() < deadline:
-                await asyncio.sleep(0.02)
+            await soon(lambda: not any(map(_runs, children)))
             return [pid for pid in children if _runs(pid)]
 
     assert asyncio.run(go()) == []
@@ -196,7 +209,7 @@ def _runs(pid: int) -> bool:
 def test_a_worker_stopped_while_it_starts_still_says_so() -> None:
     argv = worker.command()
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ}) as process:
-        said, _ = process.communicate(order("http://127.0.0.1:1", processes_max=1), timeout=10)
+        said, _ = process.communicate(order("http://127.0.0.1:1", processes_max=1), timeout=PATIENCE_S)
     samples = LevelSamples.model_validate_json(said.splitlines()[-1])
     assert samples.stopped_early
     assert process.returncode == 0

@@ -13,7 +13,7 @@ from autotuner.bench.hotloop import HotLoop, unwatch, watch
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
     with asyncio.Runner(loop_factory=HotLoop) as runner:
-        return runner.run(asyncio.wait_for(work, 5))
+        return runner.run(asyncio.wait_for(work, 120))
 
 
 @pytest.fixture

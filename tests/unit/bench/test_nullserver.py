@@ -24,7 +24,7 @@ def port() -> Iterator[int]:
         assert process.stdout is not None
         yield int(process.stdout.readline())
         process.stdin.close()
-        assert process.wait(5) == 0, "it ends with its stdin"
+        assert process.wait(120) == 0, "it ends with its stdin"
 
 
 def request(**body: object) -> bytes:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import FOR_EVER_S, PATIENCE_S
 
 from autotuner.bench import wire
 from autotuner.bench.connection import Connection
@@ -37,7 +38,7 @@ END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
     with asyncio.Runner(loop_factory=HotLoop) as runner:
-        return runner.run(asyncio.wait_for(work, 10))
+        return runner.run(asyncio.wait_for(work, PATIENCE_S))
 
 
 @contextlib.asynccontextmanager
@@ -69,7 +70,7 @@ async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncI
 async def asked(
     handler: Handler,
     request: bytes = b"GET / HTTP/1.1\r\n\r\n",
-    timeout_s: float = 5.0,
+    timeout_s: float = PATIENCE_S,
     ahead: Ahead | None = None,
     tls: tuple[ssl.SSLContext, ssl.SSLContext, str] | None = None,
 ) -> tuple[Record, bool]:
@@ -158,7 +159,7 @@ def test_a_look_at_the_clocks_finds_one_that_was_set_and_leaves_others_alone() -
     right = ahead.s
     ahead.s += 5.0
     ahead.check()
-    assert ahead.s == pytest.approx(right, abs=0.01)
+    assert ahead.s == pytest.approx(right, abs=0.5)
 
 
 def test_a_request_longer_than_the_sockets_hold_arrives_whole() -> None:
@@ -185,7 +186,7 @@ def test_a_server_that_answers_before_the_request_is_sent_is_heard_and_its_conne
         writer.write(b"HTTP/1.1 413 No\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         await asyncio.sleep(0.05)
         if then == "keeps the connection":
-            await asyncio.sleep(3)
+            await asyncio.sleep(FOR_EVER_S)
         elif then == "resets":
             raw = writer.get_extra_info("socket")
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -205,20 +206,19 @@ def test_a_request_that_a_server_stops_taking_ends_with_its_name(how: str) -> No
             writer.transport.abort()
         else:
             writer.transport.pause_reading()  # type: ignore[attr-defined]
-            await asyncio.sleep(3)
+            await asyncio.sleep(FOR_EVER_S)
 
-    record, _ = run(asked(handler, LONG, 5.0 if how == "resets" else 0.2))
+    record, _ = run(asked(handler, LONG, PATIENCE_S if how == "resets" else 0.2))
     assert record.error == ("connection reset" if how == "resets" else "timeout")
 
 
 def test_the_next_socket_of_the_same_number_works_after_one_was_dropped_while_sending() -> None:
     async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(FOR_EVER_S)
 
     async def work() -> list[str]:
-        return [
-            (await asked(h, r, 0.15))[0].error for h, r in ((never, LONG), (five_tokens, b"GET / HTTP/1.1\r\n\r\n"))
-        ]
+        given_up = await asked(never, LONG, 0.15)
+        return [record.error for record, _ in (given_up, await asked(five_tokens))]
 
     assert run(work()) == ["timeout", ""]
 

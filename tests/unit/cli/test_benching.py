@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from fakes import fake_openai
 from fakes.fake_nvml import FakeNvml
+from patience import PATIENCE_S
 
 from autotuner import standalone
 from autotuner.bench.benchmark import Benchmark
@@ -37,7 +38,7 @@ class Server:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
         flags = [word for key, value in behaviour.items() for word in (f"--{key.replace('_', '-')}", str(value))]
-        argv = [sys.executable, fake_openai.__file__, "--port", str(port), "--max-seconds", "100", *flags]
+        argv = [sys.executable, fake_openai.__file__, "--port", str(port), "--max-seconds", "600", *flags]
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE)
         assert self.process.stdout is not None
         assert b"listening" in self.process.stdout.readline()
@@ -159,21 +160,19 @@ def test_a_server_that_fails_every_request_is_named_and_ends_with_an_error() -> 
 
 
 def test_ctrl_c_ends_the_load_and_still_prints_what_was_measured(server: Server) -> None:
-    argv = [sys.executable, "-m", "autotuner", "bench", server.url, "-c", "2,4", *QUICK[2:], "--seconds", "60"]
+    argv = [sys.executable, "-m", "autotuner", "bench", server.url, "-c", "2,4", *QUICK[2:], "--seconds", "600"]
     root = str(Path(__file__).parents[3])
     with subprocess.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": root}
     ) as process:
         assert process.stderr is not None
-        while not (line := process.stderr.readline()).startswith(b"concurrency 2: "):
+        while not (line := process.stderr.readline()).startswith(b"concurrency 2: ") or b" of 600 s" not in line:
             assert line, "it ended before it began"
         time.sleep(1)
-        began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=40)
+        said, _ = process.communicate(timeout=PATIENCE_S)
     text = said.decode()
     assert process.returncode == 130, text
-    assert time.monotonic() - began < 20
     assert [line.split()[0] for line in text.splitlines()[2:3]] == ["2"]
     assert "interrupted: " in text
 

@@ -325,6 +325,17 @@ def test_a_secret_in_a_candidate_file_is_refused_and_not_repeated(text: str, key
     assert "hunter2" not in str(problem)
 
 
+@pytest.mark.parametrize(
+    "line", ["# once with hf_abcdefghijklmnopqrstuvwxyz", 'hypothesis = "hf_abcdefghijklmnopqrstuvwxyz"']
+)
+def test_a_secret_anywhere_in_a_candidate_file_is_refused_for_the_file_is_kept(line: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse_candidates(Source("c.toml", f'name = "a"\nengine = "vllm"\n{line}\n[launch]\nmodel = "m"\n'))
+    (problem,) = caught.value.problems
+    assert (problem.line, "looks like a secret" in problem.message) == (3, True)
+    assert "hf_" not in str(problem)
+
+
 def test_flags_that_count_tokens_are_no_secrets() -> None:
     args = "max-total-tokens = 1\nspeculative-token-map = 'x'\nmax-num-batched-tokens = 2\nnum-speculative-tokens = 3\n"
     assert len(parsed(HEAD + "[launch.args]\n" + args)) == 1

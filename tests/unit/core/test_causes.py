@@ -1,5 +1,6 @@
 """The loss against the best-known is split between its causes, and the parts add up."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,6 +63,23 @@ def test_missing_graphs_have_their_own_share_of_a_speculative_loss() -> None:
     found = shares(step_cause="graphs-off", running=128.0, measured_tok_s=400.0)
     assert found["graphs-off"] > 0
     assert sum(found.values()) == pytest.approx(1970)
+
+
+BROKEN = SpeculationAtLevel(running=48.0, accept_len=Interval(1.0, 1.0, 1.0), needed=2.3, ceiling=4.0, drafts=96)
+
+
+def test_what_a_broken_drafter_costs_is_its_own_and_not_a_matter_of_acceptance() -> None:
+    found = shares(speculation=BROKEN)
+    assert found == {"admission-cap": pytest.approx(764), "draft-broken": pytest.approx(757)}
+    without_graphs = shares(speculation=replace(BROKEN, needed=6.0), step_cause="graphs-off", measured_tok_s=100.0)
+    assert set(without_graphs) == {"admission-cap", "graphs-off", "draft-broken"}
+    assert sum(without_graphs.values()) == pytest.approx(2270)
+
+
+def test_a_drafter_is_not_called_broken_on_a_handful_of_steps() -> None:
+    assert "draft-broken" not in shares(speculation=replace(BROKEN, drafts=49))
+    assert "draft-broken" in shares(speculation=replace(BROKEN, drafts=50))
+    assert "draft-broken" not in shares(speculation=replace(BROKEN, accept_len=Interval(1.02, 1.0, 1.04)))
 
 
 def test_a_plain_server_without_graphs_lost_by_that_alone() -> None:

@@ -81,7 +81,7 @@ LAUNCHES: tuple[tuple[LaunchRecord, ...], ...] = (
 )
 TRIALS = (None, TRIAL, dataclasses.replace(TRIAL, next_level=None), dataclasses.replace(TRIAL, concluded="too slow"))
 LADDERS: tuple[tuple[IncumbentRecord, ...], ...] = ((), (BEST, OLDER), (WORN, OLDER), (WORN,))
-FLAGS = ("paused", "hands_off", "restore_wanted", "degraded", "no_new_trials", "interrupt_trial")
+FLAGS = ("paused", "hands_off", "restore_wanted", "stopped", "degraded", "no_new_trials", "interrupt_trial")
 
 
 def every_world() -> Iterator[tuple[Recorded, Observed]]:
@@ -105,6 +105,7 @@ def check_what_may_never_be(rec: Recorded, obs: Observed, decision: Decision) ->
     match act:
         case Launch():
             assert not living, "never a second server"
+            assert not rec.stopped or rec.restore_wanted, "never where a person wants none"
             assert not obs.strangers, "never into a slot that somebody else holds"
             assert all(one.id in living for one in rec.launches), "never before the end of a launch is recorded"
             if act.purpose is Purpose.TRIAL:
@@ -200,6 +201,12 @@ def test_strangers_are_waited_for_and_named() -> None:
     assert action(recorded(ladder=(BEST,)), said(strangers="GPU 0 is used by pid 9")) == Wait()
 
 
+def test_memory_of_a_server_that_has_ended_is_waited_for() -> None:
+    left = "the GPU memory of old, which has ended, is not free yet"
+    assert decide(recorded(trial=TRIAL), said(freeing=left)) == Decision(Wait(), f"new waits: {left}")
+    assert action(recorded(ladder=(BEST,), restore_wanted="x"), said(freeing=left)) == Wait()
+
+
 def test_a_launch_that_lives_though_it_is_recorded_as_ended_bars_the_slot() -> None:
     assert action(recorded(trial=TRIAL), said("ghost")) == Wait()
     assert action(recorded(ladder=(BEST,), restore_wanted="x"), said("ghost")) == Wait()
@@ -293,6 +300,102 @@ def test_a_trial_that_keeps_ending_the_daemon_is_given_up() -> None:
     found = decide(recorded(trial=often, interrupt_trial="the daemon ended during it"), said())
     assert found.action == GiveUp(7)
     assert f"the daemon ended {INTERRUPTIONS_MAX + 1} times" in found.reason
+
+
+BY_ME = "by me, the host gets a new driver"
+
+
+def test_a_slot_that_is_stopped_on_purpose_is_emptied_and_stays_empty_whatever_wants_a_server() -> None:
+    wants = recorded(stopped=BY_ME, queued=QUEUED, ladder=(BEST,), restore_always=True, degraded="x", paused="y")
+    assert action(dataclasses.replace(wants, launches=(launch("B", "best"),)), said("B", "B")) == Stop("B")
+    found = decide(wants, said())
+    assert found.action == Wait()
+    assert BY_ME in found.reason
+    assert "autotuner resume" in found.reason
+
+
+def test_a_trial_yields_to_a_stop_and_one_that_is_over_is_concluded_first() -> None:
+    rec = recorded(stopped=BY_ME, trial=TRIAL, launches=(launch("T", "new", SERVING, 7),))
+    assert action(rec, said("T")) == Requeue(7)
+    assert action(rec, said("T", doing=Doing("measuring", 7))) == Interrupt()
+    over = dataclasses.replace(rec, trial=dataclasses.replace(TRIAL, concluded="too slow"))
+    assert action(over, said("T")) == Conclude(7)
+
+
+def test_a_stop_does_not_wait_until_a_best_known_has_loaded_but_until_a_stop_has_ended() -> None:
+    rec = recorded(stopped=BY_ME, ladder=(BEST,), launches=(launch("B", "best", STARTING),))
+    assert action(rec, said("B", doing=Doing("waiting until best serves", starts=True))) == Interrupt()
+    assert action(rec, said("B", doing=Doing("stopping best"))) == Wait()
+
+
+def test_who_asks_for_the_best_known_after_a_stop_gets_it() -> None:
+    rec = recorded(stopped=BY_ME, ladder=(BEST,), restore_wanted="asked for")
+    assert action(rec, said()) == Launch("best", "best", Purpose.RESTORE)
+    up = dataclasses.replace(rec, launches=(launch("B", "best", STARTING),))
+    assert action(up, said("B", doing=Doing("waiting", starts=True))) == Wait(), "what is asked for is not interrupted"
+
+
+def test_a_trial_does_not_take_the_gpus_from_running_requests() -> None:
+    rec = recorded(queued=QUEUED, ladder=(BEST,), launches=(launch("B", "best"),))
+    busy = decide(rec, said("B", "B", traffic="3 requests run on best"))
+    assert busy == Decision(Wait(), "next begins when nothing runs on the best-known: 3 requests run on best")
+    assert action(rec, said("B", "B")) == BeginTrial(8)
+
+
+# What an operator may find a slot in, by name; `restore-best` must do the same in each of them.
+STATES: dict[str, tuple[dict[str, Any], str]] = {
+    "nothing runs": ({}, ""),
+    "paused": ({"paused": "by me"}, ""),
+    "hands off": ({"hands_off": "by me"}, ""),
+    "stopped on purpose": ({"stopped": BY_ME}, ""),
+    "degraded": ({"degraded": "all failed"}, ""),
+    "the window is closed": ({"queued": QUEUED, "no_new_trials": "outside the maintenance windows"}, ""),
+    "the queue is full": ({"queued": QUEUED}, ""),
+    "the baseline is missing": ({"queued": QUEUED, "baseline_missing": True}, ""),
+    "a trial was taken in hand": ({"trial": TRIAL}, ""),
+    "a trial's server is to be started": ({"trial": TRIAL, "launches": (launch("T", "new", INTENDED, 7),)}, "T"),
+    "a trial's server loads": ({"trial": TRIAL, "launches": (launch("T", "new", STARTING, 7),)}, "T"),
+    "a trial is measured": ({"trial": TRIAL, "launches": (launch("T", "new", SERVING, 7),)}, "T"),
+    "a trial's server has died": ({"trial": TRIAL, "launches": (launch("T", "new", SERVING, 7),)}, ""),
+    "a trial is over": ({"trial": dataclasses.replace(TRIAL, concluded="too slow")}, ""),
+    "a trial yields to a window": ({"trial": TRIAL, "interrupt_trial": "the window closed"}, ""),
+    "a trial that ended the daemon": ({"trial": dataclasses.replace(TRIAL, interruptions=INTERRUPTIONS_MAX + 1)}, ""),
+    "a loser serves": ({"launches": (launch("L", "lost", SERVING, 6),)}, "L"),
+    "an older best-known serves": ({"launches": (launch("O", "older"),)}, "O"),
+    "the best-known loads": ({"launches": (launch("B", "best", STARTING),)}, "B"),
+    "the best-known serves": ({"launches": (launch("B", "best"),)}, "B"),
+    "the best-known has died": ({"launches": (launch("B", "best"),)}, ""),
+    "two servers live": ({"launches": (launch("B", "best"), launch("L", "lost", SERVING, 6))}, "B L"),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_restore_best_leads_to_the_best_known_from_every_state(name: str) -> None:
+    columns, alive = STATES[name]
+    columns = {"ladder": (BEST, OLDER), **columns, "restore_wanted": "restore-best by me", "degraded": ""}
+    rec, living = recorded(**columns), set(alive.split())
+    verified: set[str] = set()
+    for _ in range(12):
+        act = action(rec, Observed(frozenset(living), frozenset(verified)))
+        match act:
+            case Requeue() | Conclude() | GiveUp():
+                rec = dataclasses.replace(rec, trial=None)
+            case RecordEnd(gone) | Stop(gone):
+                living.discard(gone)
+                rec = dataclasses.replace(rec, launches=tuple(one for one in rec.launches if one.id != gone))
+            case Launch():
+                assert act.purpose is Purpose.RESTORE
+                living.add("new B")
+                rec = dataclasses.replace(rec, launches=(*rec.launches, launch("new B", act.candidate_id, STARTING)))
+            case AwaitServing(which):
+                up = tuple(dataclasses.replace(x, state=SERVING) if x.id == which else x for x in rec.launches)
+                rec = dataclasses.replace(rec, launches=up)
+            case Verify(which):
+                verified.add(which)
+            case _:
+                break
+    assert act == RestoreDone("best")
+    assert [one.candidate_id for one in rec.launches if one.id in living] == ["best"]
 
 
 def test_hands_off_lets_everything_be_until_a_restore_is_asked_for() -> None:

@@ -1,12 +1,16 @@
 """No secret reaches a log, a journal or a store, and no text a server wrote drives a terminal."""
 
+import base64
+import json
 import re
+import urllib.parse
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotuner.core.redact import HIDDEN, names_secret, one_line, plain, redact_argv, redact_text
+from autotuner.core.redact import HIDDEN, hide, hide_values, names_secret, one_line, plain, redact_argv, redact_text
 
 CANARY = "c4n4ry-0f-th3-m1ne"
 
@@ -122,6 +126,60 @@ def test_a_secret_too_short_to_tell_does_not_eat_the_text() -> None:
     assert redact_text("a cat sat", frozenset({"a", ""})) == "a cat sat"
 
 
+ODD = 'p@ss/w0rd+ "é" %=\\end'
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        urllib.parse.quote(ODD),
+        urllib.parse.quote(ODD, safe=""),
+        urllib.parse.quote_plus(ODD),
+        re.sub("%..", lambda m: m[0].lower(), urllib.parse.quote(ODD, safe="")),
+        json.dumps(ODD),
+        json.dumps(ODD, ensure_ascii=False),
+        repr(ODD),
+    ],
+)
+def test_a_known_secret_is_hidden_as_programs_print_it(form: str) -> None:
+    shown = redact_text(f"before {form} after", frozenset({ODD}))
+    assert "w0rd" not in shown
+    assert shown.startswith("before ")
+    assert shown.endswith(" after")
+
+
+@pytest.mark.parametrize("before", [b"", b"u:", b"user:", b"\x00\x01\x02"])
+@pytest.mark.parametrize("code", [base64.b64encode, base64.urlsafe_b64encode])
+def test_a_known_secret_is_hidden_in_base64_wherever_it_begins(before: bytes, code: Any) -> None:
+    raw = code(before + ODD.encode() + b"tail").decode()
+    shown = redact_text(raw, frozenset({ODD}))
+    left = [piece for piece in shown.split(HIDDEN) if piece]
+    assert HIDDEN in shown
+    assert all(len(piece) <= len(before) * 2 + 8 for piece in left)
+
+
+def test_each_line_of_a_key_is_a_secret_of_its_own() -> None:
+    key = "-----BEGIN KEY-----\nMIIabcdefgh1234\nMIIijklmnop5678\n-----END KEY-----"
+    shown = redact_text("MIIijklmnop5678 MIIabcdefgh1234 -----BEGIN KEY-----", frozenset({key}))
+    assert shown == f"{HIDDEN} {HIDDEN} -----BEGIN KEY-----"
+
+
+def test_a_secret_that_escapes_keep_apart_is_hidden() -> None:
+    assert hide("c4n4ry\x1b[0m-0f-th3-m1ne", frozenset({CANARY})) == HIDDEN
+
+
+def test_data_keeps_its_shape_and_json_stays_json() -> None:
+    secrets = frozenset({"1234", CANARY})
+    assert hide_values({"a": [CANARY, 12345, None, (True, f"x{CANARY}")]}, secrets) == {
+        "a": [HIDDEN, 12345, None, (True, f"x{HIDDEN}")]
+    }
+    assert json.loads(hide_values('{"a": 12345, "b": "12345"}', secrets)) == {"a": 12345, "b": f"{HIDDEN}5"}
+    untouched = '{"a":  1.50}'
+    assert hide_values(untouched, secrets) is untouched
+    assert hide_values("{not json " + CANARY, secrets) == "{not json " + HIDDEN
+    assert hide_values(CANARY, frozenset()) == CANARY
+
+
 @given(st.text(alphabet=st.characters(), max_size=200))
 def test_plain_text_has_no_control_characters_but_line_breaks_and_tabs(text: str) -> None:
     shown = plain(text)
@@ -153,3 +211,37 @@ def test_text_is_cut_to_its_limit(text: str, limit: int) -> None:
     assert len(one_line(text, limit)) <= limit
     assert len(one_line(text).splitlines()) <= 1
     assert plain("x" * 60, limit).endswith("…")
+
+
+SECRET = "s3cr/t+Key 4=you?"
+
+
+@given(st.binary(max_size=9), st.binary(max_size=9))
+def test_a_secret_is_hidden_in_base64_whatever_stands_beside_it(before: bytes, after: bytes) -> None:
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        text = encode(before + SECRET.encode() + after).decode()
+        shown = redact_text(f"it sent {text}.", frozenset({SECRET}))
+        left = len(shown.removeprefix("it sent ").removesuffix(".").replace(HIDDEN, "", 1))
+        assert len(text) - left >= 8 * len(SECRET) // 6 - 2, "all characters that are the secret's alone"
+
+
+@pytest.mark.parametrize("safe", ["", "/"])
+def test_a_secret_is_hidden_in_a_url(safe: str) -> None:
+    url = f"http://host/v1?key={urllib.parse.quote(SECRET, safe=safe)}&n=1"
+    assert redact_text(url.replace("key", "k"), frozenset({SECRET})) == "http://host/v1?k=***&n=1"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('{"api_key": "abc", "top_k": "3"}', '{"api_key": "***", "top_k": "3"}'),
+        ("{'hf_token' : 'a,b c', 'model': 'm'}", "{'hf_token' : '***', 'model': 'm'}"),
+        (r'"{\"password\":\"x y\"}"', r'"{\"password\":\"***\"}"'),
+        (
+            '{"api_key": null, "api_keys": 3, "eos-token": "</s>"}',
+            '{"api_key": null, "api_keys": 3, "eos-token": "</s>"}',
+        ),
+    ],
+)
+def test_a_secret_is_hidden_by_its_name_in_json_and_in_what_python_prints(text: str, shown: str) -> None:
+    assert redact_text(text) == shown

@@ -348,3 +348,37 @@ def test_an_entry_names_rates_as_rates_and_says_where_a_server_did_not_keep_up()
 def test_a_server_that_keeps_up_is_not_called_overloaded() -> None:
     kept = level(20, 849.0, load="request-rate", **LATENCIES).model_copy(update={"answered_ratio": 0.9})
     assert "Overload" not in text(trial_entry(report(results=(kept,), baseline={}, levels=(20,))))
+
+
+LOST = fired(
+    rule="objective-lost",
+    file="throughput.toml",
+    sha256="3f2a" * 16,
+    condition="objective.score_high < 1",
+    sentence="It cannot win any more: with concurrency 128 its score is at most 0.42 of the best-known's",
+)
+
+
+def lost_with(accept_len: float, rule: Any = LOST) -> str:
+    result = spec_at(128, 48.0, 597.0, (accept_len,) * 5, queued=80.0)
+    judgement = Judgement(Verdict.FAIL, promote=False, reasons=(rule.sentence,) if rule else ("too slow",), rule=rule)
+    return text(trial_entry(report(judgement=judgement, results=(result,))))
+
+
+def test_a_broken_drafter_is_named_though_another_rule_ended_the_trial_first() -> None:
+    """A rule on rates may fire before there are the steps that it takes to stop a drafter: the entry names it all the same."""
+    said = lost_with(1.0)
+    assert "and its drafter is broken: accept length 1.00 over 9600 verify steps" in said
+    assert "% is a broken drafter, of which nothing is accepted" in said
+    assert "check that the drafter was trained for this model" in said
+    assert "drafter is broken" in lost_with(1.0, rule=None), "also where a trial that ran to its end lost"
+
+
+def test_a_drafter_that_something_is_accepted_of_is_not_called_broken() -> None:
+    assert "broken" not in lost_with(1.3)
+
+
+def test_the_rule_on_broken_drafters_says_it_once() -> None:
+    rule = fired(rule="drafter-broken", file="speculation.toml", sentence="The drafter is broken: accept length 1.00")
+    sentence = lost_with(1.0, rule).split("**")[1]
+    assert sentence.count("broken") == 1

@@ -18,6 +18,7 @@ from autotuner.core.statistics import (
     launch_noise,
     mean_interval,
     median,
+    most_within,
     quantile,
     ratio_interval,
     relative_half_width,
@@ -316,3 +317,10 @@ def test_a_ratio_of_smaller_error_is_wider_by_the_quantile() -> None:
     exact = Interval(100.0, 100.0, 100.0)
     found = ratio_interval(exact, exact, 0.03, alpha=0.001)
     assert found.high - 1 == pytest.approx(z_of(0.001) * math.sqrt(2) * 0.03)
+
+
+def test_the_most_events_within_a_window_are_counted_wherever_it_lies() -> None:
+    assert most_within([], 10.0) == 0
+    assert most_within([0.0, 10.0, 20.0], 10.0) == 1
+    assert most_within([0.0, 5.0, 9.9, 20.0], 10.0) == 3
+    assert most_within([0.0, 50.0, 51.0, 52.0, 400.0], 10.0) == 3, "also long after"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from autotuner.edge import procfs
 from autotuner.edge.host import LaunchSpec
@@ -51,7 +52,8 @@ class Bench:
 
     async def ready(self, spec: LaunchSpec, word: str = "ready") -> str:
         """Wait until the server has said a word; return its log."""
-        for _ in range(1000):
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until:
             log = (await self.host.read_log(spec.launch_id, 0)).decode()
             if word in log:
                 return log
@@ -59,7 +61,8 @@ class Bench:
         raise AssertionError(f"the server of {spec.argv} never said {word!r}: {log}")
 
     async def ended(self, spec: LaunchSpec) -> object:
-        for _ in range(1000):
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until:
             seen = await self.host.inspect(spec.launch_id)
             if not seen.alive:
                 return seen

@@ -1,7 +1,7 @@
 """Servers that do not want to be stopped. A program: hostile_server.py MODE [FIFO [COUNT]]
 
 Every process it makes holds the write end of FIFO, so the reader sees its end when, and only when, none is left; none
-lives longer than a minute.
+lives longer than ten minutes.
 """
 
 import ctypes
@@ -13,7 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 
-LIFE_S = 60
+LIFE_S = 600
+_ME = [sys.executable, "-I", "-S", __file__]
 
 
 def main() -> None:
@@ -81,6 +82,19 @@ def tree(count: int, *, deaf_itself: bool = True) -> None:
     if deaf_itself:
         deaf()
     print("ready", flush=True)
+    sleep()
+
+
+def bare_tree(count: int) -> None:
+    """The same, but half of it has no environment: after its shim's end neither that nor its parents lead to it."""
+    for _ in range(count // 2):
+        detached(lambda: os.execve(sys.executable, [*_ME, "deaf", sys.argv[2]], {}))
+    tree(count - count // 2)
+
+
+def alone(count: int) -> None:
+    deaf()
+    rename(b"VLLM::Worker_TP0")
     sleep()
 
 
@@ -154,6 +168,8 @@ def listener(port: int) -> None:
 MODES = {
     "tree": tree,
     "tree-that-listens": lambda count: tree(count, deaf_itself=False),
+    "bare-tree": bare_tree,
+    "deaf": alone,
     "hopper": hopper,
     "leaves-workers": leaves_workers,
     "detached-workers": detached_workers,

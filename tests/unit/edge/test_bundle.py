@@ -22,7 +22,8 @@ def test_the_same_modules_give_the_same_program() -> None:
 def test_the_agent_is_small_and_holds_the_shim() -> None:
     with zipfile.ZipFile(io.BytesIO(bundle("agent", "autotuner.edge.agent").data)) as archive:
         names = set(archive.namelist())
-    assert {"__main__.py", "autotuner/edge/agent.py", "autotuner/edge/host_local.py", "autotuner/edge/shim.py"} <= names
+    edges = ("agent", "host_local", "rungs", "ladder", "commands", "shim")
+    assert {"__main__.py", *(f"autotuner/edge/{name}.py" for name in edges)} <= names
     assert not {name for name in names if "/core/" in name or "/engines/" in name or "ssh" in name}
 
 

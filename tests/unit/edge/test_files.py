@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
 
 from autotuner.edge import files
 from autotuner.edge.files import FolderLock, lock_holder
@@ -16,7 +17,7 @@ from autotuner.errors import Locked, StoreError
 
 HOLDER = (
     "import sys, time; from pathlib import Path; from autotuner.edge.files import FolderLock\n"
-    "lock = FolderLock(Path(sys.argv[1])); lock.acquire(); print('held', flush=True); time.sleep(60)"
+    "lock = FolderLock(Path(sys.argv[1])); lock.acquire(); print('held', flush=True); time.sleep(600)"
 )
 
 
@@ -126,7 +127,7 @@ def test_of_eight_daemons_that_start_at_once_one_works(tmp_path: Path) -> None:
         assert process.stdout is not None
         said.append(process.stdout.readline())
     for process in starts:
-        process.communicate(b"\n", timeout=10)
+        process.communicate(b"\n", timeout=PATIENCE_S)
     assert sorted(said) == [b"locked\n"] * 7 + [b"mine\n"]
 
 
@@ -175,3 +176,37 @@ def test_a_reader_sees_the_old_or_the_new(tmp_path: Path) -> None:
     ended.set()
     reader.join()
     assert all(len(found) == 1 for found in seen)
+
+
+def test_a_new_folder_is_durable_with_those_above_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each folder's own name is synced before anything is made below it; also one that somebody made and did not sync."""
+    synced: list[str] = []
+    real = files.sync_folder
+    monkeypatch.setattr(files, "sync_folder", lambda path: (synced.append(path.name), real(path))[1])
+    files.make_folder(tmp_path / "a" / "b" / "c")
+    assert synced == [tmp_path.parent.name, tmp_path.name, "a", "b"]
+    synced.clear()
+    files.make_folder(tmp_path / "a" / "b")
+    assert synced == ["a"]
+
+
+def test_what_is_appended_is_whole_or_not_there(small_disk: Any, fill: Any) -> None:
+    place = small_disk(32)
+    files.append(place / "log", b"one\n", header=b"# head\n")
+    files.append(place / "log", b"two\n", header=b"# head\n")
+    fill(place, 0)
+    with pytest.raises(OSError, match="No space left"):
+        files.append(place / "log", b"x" * 9000)
+    assert (place / "log").read_bytes() == b"# head\none\ntwo\n"
+
+
+def test_an_append_that_may_be_there_or_not_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.append(tmp_path / "log", b"one\n")
+
+    def fails(fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(files.Unsure, match="fsync failed"):
+        files.append(tmp_path / "log", b"two\n")
+    assert (tmp_path / "log").read_bytes() == b"one\n"

@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S, comes_true
 
 from autotuner.bench.benchmark import Benchmark
 from autotuner.bench.measurement import LevelSamples, Progress, figures
@@ -49,7 +49,7 @@ def driven(client: str, mode: str, *, stop: bool = False, **more: Any) -> tuple[
                     load.stop()
             return found, load.void
 
-    return asyncio.run(asyncio.wait_for(work(), 30))
+    return asyncio.run(asyncio.wait_for(work(), PATIENCE_S))
 
 
 def child_pid() -> int:
@@ -59,10 +59,7 @@ def child_pid() -> int:
 
 
 def gone(pid: int) -> bool:
-    until = time.monotonic() + 5
-    while procfs.start_ticks(pid) is not None and time.monotonic() < until:
-        time.sleep(0.02)
-    return procfs.start_ticks(pid) is None
+    return comes_true(lambda: procfs.start_ticks(pid) is None)
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -101,9 +98,7 @@ def test_an_exit_code_0_without_a_whole_result_is_an_error(mode: str, says: str)
 
 
 def test_a_level_stopped_early_has_no_figures_and_says_so_and_a_client_deaf_to_signals_is_killed() -> None:
-    began = time.monotonic()
     found, void = driven("sglang", "hangs", stop=True)
-    assert time.monotonic() - began < 10
     assert found[-1].stopped_early
     assert found[-1].requests == ()
     assert void == "sglang.bench_serving was stopped early, and keeps nothing when it is stopped"
@@ -132,7 +127,7 @@ def test_no_client_is_left_when_the_block_ends() -> None:
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        asyncio.run(asyncio.wait_for(work(), 30))
+        asyncio.run(asyncio.wait_for(work(), PATIENCE_S))
     assert gone(child_pid())
 
 
@@ -140,11 +135,9 @@ def test_no_client_outlives_the_process_that_started_it(tmp_path: Path) -> None:
     """kill -9 of the daemon: the leash notices, and clears up all the same."""
     words = leash.command(0.2, (sys.executable, str(FAKE), "sglang", "hangs"))
     parent = subprocess.Popen(
-        [sys.executable, "-c", f"import subprocess, time; subprocess.Popen({words!r}); time.sleep(60)"]
+        [sys.executable, "-c", f"import subprocess, time; subprocess.Popen({words!r}); time.sleep(600)"]
     )
-    until = time.monotonic() + 10
-    while not child_pid() and time.monotonic() < until:
-        time.sleep(0.02)
+    assert comes_true(child_pid)
     leashed = [pid for pid in procfs.descendants(parent.pid) if pid != parent.pid]
     assert len(leashed) == 3  # the leash, the client, its child
     parent.send_signal(signal.SIGKILL)
@@ -156,12 +149,14 @@ def test_no_client_outlives_the_process_that_started_it(tmp_path: Path) -> None:
     ("code", "says"), [("import sys; sys.exit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)]
 )
 def test_a_leash_passes_on_the_exit_code(code: str, says: int) -> None:
-    ran = subprocess.run(leash.command(0.2, (sys.executable, "-c", code)), check=False, timeout=20)
+    ran = subprocess.run(leash.command(0.2, (sys.executable, "-c", code)), check=False, timeout=PATIENCE_S)
     assert ran.returncode == says
 
 
 def test_a_leash_says_what_cannot_be_run() -> None:
-    ran = subprocess.run(leash.command(0.2, ("/no/such",)), check=False, timeout=20, capture_output=True, text=True)
+    ran = subprocess.run(
+        leash.command(0.2, ("/no/such",)), check=False, timeout=PATIENCE_S, capture_output=True, text=True
+    )
     assert (ran.returncode, ran.stderr) == (127, "/no/such: No such file or directory\n")
 
 

@@ -11,9 +11,10 @@ import pytest
 from fakes.ssh_server import SshServer
 from pydantic import ValidationError
 
+from autotuner.edge import ssh
 from autotuner.edge.destination import Destination, fingerprint, public_key
 from autotuner.edge.host_ssh import SshHost
-from autotuner.errors import HostKeyRefused
+from autotuner.errors import HostKeyRefused, HostUnreachable
 
 OTHER = " ".join(asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode().split()[:2])
 FEW = {"address": "127.0.0.1", "user": "ops", "identity_file": "/nowhere/key"}
@@ -185,3 +186,14 @@ def test_a_jump_host_shows_its_pinned_key_too(server: SshServer, tmp_path: Path)
             assert not server.connections
 
     asyncio.run(work())
+
+
+def test_a_connection_that_the_services_sandbox_forbids_says_what_to_do(
+    server: SshServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def forbidden(*_: Any, **__: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(ssh.asyncssh, "connect", forbidden)
+    with pytest.raises(HostUnreachable, match=r"Operation not permitted.*IPAddressAllow="):
+        asyncio.run(ssh.connect([("far", server.destination(port=22))]))

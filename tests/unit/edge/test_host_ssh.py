@@ -71,11 +71,17 @@ def test_a_server_is_started_read_and_stopped_there(server: SshServer) -> None:
                 while not (text := await host.read_log(one.launch_id, 0)):
                     await asyncio.sleep(0.02)
                 assert text == b"hello\n"
+                claimed = json.loads((server.remote / "launches" / one.launch_id / "claimed.json").read_text())
+                assert claimed["rung"] == "shim"
+                identity = json.loads((server.remote / "launches" / one.launch_id / "identity.json").read_text())
+                words = Path(f"/proc/{identity['shim']['pid']}/cmdline").read_bytes().split(b"\0")
+                [shim] = server.remote.glob("shim-*.py")  # the one that was copied, not that of this package
+                assert os.fsencode(shim) in words
                 assert await host.read_log(one.launch_id, 6) == b""
                 assert (await host.activity(one.launch_id)).log_bytes == 6
                 seen = await host.stop(one.launch_id, 5.0)
                 assert (seen.alive, seen.exit_code) == (False, 3)
-                assert (await host.inspect("0123456789abcdef")).never_started
+                assert not (await host.inspect("0123456789abcdef")).started
                 assert (await host.run(("printf", "%s", "$(id) 'x' \n*"), 10.0)).output == "$(id) 'x' \n*"
                 assert await host.free_disk_mib() > 0
                 assert await host.gpus(()) == ()
@@ -379,7 +385,7 @@ def test_a_python_that_cannot_run_the_load_client_is_named(server: SshServer, tm
 
 def test_a_launch_that_was_claimed_is_not_started_again(tmp_path: Path) -> None:
     async def work() -> None:
-        host = agent.AgentHost(tmp_path)
+        host = agent.AgentHost(tmp_path, "shim")
         one = spec(STAYS)
         await host.start(one)
         first = json.loads((tmp_path / one.launch_id / "identity.json").read_text())
@@ -395,10 +401,10 @@ def test_a_launch_that_was_claimed_is_not_started_again(tmp_path: Path) -> None:
 
 def test_a_launch_that_was_given_up_is_not_started(tmp_path: Path) -> None:
     async def work() -> None:
-        host = agent.AgentHost(tmp_path)
+        host = agent.AgentHost(tmp_path, "shim")
         one = spec(STAYS)
-        host._write_down(one)
-        assert (await host.inspect(one.launch_id)).never_started
+        host._write_down(one, await host.rung())
+        assert not (await host.inspect(one.launch_id)).started
         with pytest.raises(HostError, match="given up"):
             await host.start(one)
         assert not procfs.of_launch(one.launch_id)

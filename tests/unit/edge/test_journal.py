@@ -228,6 +228,112 @@ def test_an_altered_journal_is_set_aside_whole(tmp_path: Path) -> None:
     verifies(tmp_path, made)
 
 
+def test_garbage_after_what_was_acknowledged_is_a_torn_tail_and_no_tampering(tmp_path: Path) -> None:
+    """Power loss can leave anything where an entry was on its way: turned bits, another file's text, a whole last line."""
+    made = written(tmp_path / "good")
+    whole = the_file(tmp_path / "good").read_bytes()
+    good = len(whole) - len(made[-1].text.encode())
+    turned = bytearray(whole)
+    turned[good + 40] ^= 4
+    for number, data in enumerate(
+        (bytes(turned), whole[:good] + b"\n\n## what\n -->\n\n## is this -->\n\n", whole + b"x\n -->\n\n")
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "2026-02.md").write_bytes(data)
+        with pytest.raises(JournalBroken):
+            Journal(folder).open("t")
+        with pytest.raises(JournalBroken):
+            Journal(folder).open("t", acknowledged=4 if number == 2 else 3)
+        journal = Journal(folder)
+        found = journal.open("t", acknowledged=2)
+        assert found.torn is not None
+        assert found.torn.read_bytes() == data[len((folder / "2026-02.md").read_bytes()) :]
+        for entry in made:
+            journal.append(entry)
+        verifies(folder, made)
+
+
+def test_what_is_kept_aside_twice_within_a_second_is_kept_twice(tmp_path: Path) -> None:
+    written(tmp_path)
+    path = the_file(tmp_path)
+    kept = []
+    for cut in (30, 50):
+        path.write_bytes(path.read_bytes()[:-cut])
+        kept.append(Journal(tmp_path).open("label").torn)
+    assert kept[0] != kept[1]
+    assert [p.read_bytes() for p in kept if p is not None and p.exists()] != []
+    assert len(list(tmp_path.glob("*.torn-label*"))) == 2
+    written(tmp_path / "other")
+    journal = Journal(tmp_path / "other")
+    first = journal.set_aside("label")
+    (tmp_path / "other" / "2026-02.md").write_bytes(b"again")
+    assert journal.set_aside("label") != first
+    assert len(list((tmp_path / "other").glob("*.altered-label*"))) == 2
+
+
+# --- files of one month
+
+
+def test_a_file_that_would_grow_too_long_is_followed_by_another_part(tmp_path: Path) -> None:
+    """At the boundary of an entry; the parts sort as they follow, the chain goes through them, and they are opened again."""
+    made = entries(30)
+    size = len(made[0].text.encode())
+    for entry in made:  # opened anew each time, as after a crash
+        journal = Journal(tmp_path, file_bytes=3 * size)
+        journal.open("t")
+        journal.append(entry)
+    paths = journal_files(tmp_path)
+    assert [path.name for path in paths[:3]] == ["2026-02.md", "2026-02.part-002.md", "2026-02.part-003.md"]
+    assert len(paths) > 9
+    assert paths == sorted(paths)
+    assert all(path.stat().st_size <= 3 * size for path in paths)
+    assert all(path.read_bytes().startswith(file_header(path.stem).encode()) for path in paths)
+    verifies(tmp_path, made)
+    paths[4].unlink()
+    assert "missing, moved or doubled" in str(read_entries(tmp_path)[1][0])
+
+
+def test_an_entry_longer_than_a_file_may_be_gets_a_file_of_its_own(tmp_path: Path) -> None:
+    made = entries(3)
+    journal = Journal(tmp_path, file_bytes=1)
+    journal.open("t")
+    for entry in made:
+        journal.append(entry)
+    assert len(journal_files(tmp_path)) == 3
+    verifies(tmp_path, made)
+
+
+def test_a_month_that_begins_after_several_parts_and_a_clock_that_goes_back_keep_the_order(tmp_path: Path) -> None:
+    made: list[Entry] = []
+    for at in ("2026-02-27", "2026-02-28", "2026-03-01", "2026-02-01", "2026-03-02"):
+        made += entries(1, f"{at} 00:00:00Z", made[-1] if made else None)
+    journal = Journal(tmp_path, file_bytes=1)
+    journal.open("t")
+    for entry in made:
+        journal.append(entry)
+    verifies(tmp_path, made)
+    names = [path.name for path in journal_files(tmp_path)]
+    assert names == ["2026-02.md", "2026-02.part-002.md", "2026-03.md", "2026-03.part-002.md", "2026-03.part-003.md"]
+
+
+def test_only_the_last_part_may_be_torn(tmp_path: Path) -> None:
+    made = entries(4)
+    journal = Journal(tmp_path, file_bytes=1)
+    journal.open("t")
+    for entry in made:
+        journal.append(entry)
+    whole = {path: path.read_bytes() for path in journal_files(tmp_path)}
+    for path, data in whole.items():
+        path.write_bytes(data[:-30])
+        if path == list(whole)[-1]:
+            assert Journal(tmp_path).open("t").torn is not None
+        else:
+            with pytest.raises(JournalBroken):
+                Journal(tmp_path).open("t")
+        path.write_bytes(data)
+
+
 # --- a disk that is full, or fails
 
 
@@ -356,7 +462,8 @@ def test_what_is_read_at_the_opening_is_made_durable_before_it_counts(
     )
     Journal(tmp_path).open("t")
     path = str(tmp_path / "2026-02.md")
-    assert done == [("write", path), ("fsync", path), ("fsync", str(tmp_path))]
+    above = str(tmp_path.parent)  # the journal's folder itself may be as new
+    assert done == [("fsync", above), ("write", path), ("fsync", path), ("fsync", str(tmp_path))]
     monkeypatch.undo()
     verifies(tmp_path, made)
 

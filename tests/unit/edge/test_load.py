@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fakes.fake_openai import Behaviour, FakeOpenAI
+from patience import FOR_EVER_S, PATIENCE_S
 
 from autotuner.bench import worker
 from autotuner.bench.benchmark import Benchmark
@@ -43,7 +44,7 @@ def test_a_level_is_driven_and_its_samples_come_last() -> None:
 
 
 def test_a_stop_still_brings_the_samples() -> None:
-    long = BENCHMARK.model_copy(update={"seconds": 60.0})
+    long = BENCHMARK.model_copy(update={"seconds": FOR_EVER_S})
 
     async def work() -> None:
         async with FakeOpenAI(Behaviour(tok_s=200)) as server, Load(server.url, long, 2, "fake") as load:
@@ -53,11 +54,11 @@ def test_a_stop_still_brings_the_samples() -> None:
                 else:
                     assert message.stopped_early
 
-    asyncio.run(asyncio.wait_for(work(), 20))
+    asyncio.run(asyncio.wait_for(work(), PATIENCE_S))
 
 
 def test_no_load_is_left_when_the_block_ends() -> None:
-    long = BENCHMARK.model_copy(update={"seconds": 60.0})
+    long = BENCHMARK.model_copy(update={"seconds": FOR_EVER_S})
 
     async def work() -> None:
         async with FakeOpenAI(Behaviour()) as server:
@@ -103,7 +104,7 @@ def test_a_worker_that_dies_before_it_reads_its_order_is_a_clear_error(monkeypat
 def test_a_start_that_is_cancelled_leaves_no_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     huge = Benchmark(levels=tuple(range(1, 60_000)), seconds=1)
     pid_file = tmp_path / "pid"
-    pretend(monkeypatch, f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(30)")
+    pretend(monkeypatch, f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)")
 
     async def work() -> None:
         load = Load("http://127.0.0.1:9", huge, 1, None)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from fakes.fake_nvml import FakeNvml, NVMLError
+from patience import FOR_EVER_S, PATIENCE_S
 
 from autotuner.bench.machine import MachineSample
 from autotuner.edge import machine
@@ -28,7 +29,7 @@ def watched(
                 await asyncio.sleep(0.01)
         return watch.samples, watch.why_no_gpus
 
-    return asyncio.run(asyncio.wait_for(work(), 20))
+    return asyncio.run(asyncio.wait_for(work(), PATIENCE_S))
 
 
 def test_readings_come_in_watts_mhz_degrees_shares_and_mebibytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,13 +110,13 @@ def test_what_was_sampled_before_the_steady_part_is_dropped_and_that_begins_with
             assert found.at_s > first.at_s
             assert (found.cpu_ratio, found.gpus[0].power_w) == (None, 412.5)
 
-    asyncio.run(asyncio.wait_for(work(), 20))
+    asyncio.run(asyncio.wait_for(work(), PATIENCE_S))
 
 
 def test_a_driver_that_hangs_does_not_keep_a_level_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     library = FakeNvml([WHOLE])
     released = __import__("threading").Event()
-    monkeypatch.setattr(library, "nvmlDeviceGetPowerUsage", lambda _: released.wait(20) and 1)
+    monkeypatch.setattr(library, "nvmlDeviceGetPowerUsage", lambda _: released.wait(FOR_EVER_S) and 1)
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.setattr(machine, "END_WAIT_S", 0.1)
 
@@ -125,7 +126,7 @@ def test_a_driver_that_hangs_does_not_keep_a_level_from_its_end(monkeypatch: pyt
         released.set()
         return watch.samples
 
-    assert asyncio.run(asyncio.wait_for(work(), 15)) == ()
+    assert asyncio.run(asyncio.wait_for(work(), PATIENCE_S)) == ()
 
 
 def test_this_machine_is_told_from_others() -> None:

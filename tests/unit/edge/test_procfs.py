@@ -15,7 +15,7 @@ from autotuner.edge import procfs
 
 @pytest.fixture
 def sleeper() -> Any:
-    process = subprocess.Popen(["/bin/sleep", "30"], env={procfs.LAUNCH_VARIABLE: "abc"})
+    process = subprocess.Popen(["/bin/sleep", "600"], env={procfs.LAUNCH_VARIABLE: "abc"})
     while procfs.name_of(process.pid) != "sleep":
         time.sleep(0.005)
     yield process
@@ -42,13 +42,13 @@ sys.path.insert(0, sys.argv[1])
 from autotuner.edge import procfs
 wrong = reused = 0
 for _ in range(50):
-    old = subprocess.Popen(["/bin/sleep", "30"])
+    old = subprocess.Popen(["/bin/sleep", "600"])
     ticks = procfs.start_ticks(old.pid)
     old.kill(); old.wait()
     time.sleep(0.02)
     with open("/proc/sys/kernel/ns_last_pid", "w") as f:
         f.write(str(old.pid - 1))
-    new = subprocess.Popen(["/bin/sleep", "30"])
+    new = subprocess.Popen(["/bin/sleep", "600"])
     reused += new.pid == old.pid
     told = procfs.signal_exactly(old.pid, ticks, signal.SIGKILL)
     time.sleep(0.002)
@@ -112,7 +112,7 @@ def test_what_lives(state: str, threads: int, alive: bool) -> None:
 def test_a_name_cannot_pass_for_fields(tmp_path: Path, name: str) -> None:
     program = tmp_path / name
     program.symlink_to("/bin/sleep")
-    process = subprocess.Popen([str(program), "30"])
+    process = subprocess.Popen([str(program), "600"])
     try:
         while procfs.name_of(process.pid) != name.strip():
             time.sleep(0.005)
@@ -134,7 +134,7 @@ def test_a_launch_is_known_by_its_environment_or_its_ancestors(sleeper: Any) -> 
     assert procfs.launch_above(os.getpid()) is None
     assert procfs.launch_above(1) is None
     parent = subprocess.Popen(
-        ["/bin/sh", "-c", "env -i /bin/sleep 30 & echo $!; wait"],
+        ["/bin/sh", "-c", "env -i /bin/sleep 600 & echo $!; wait"],
         env={procfs.LAUNCH_VARIABLE: "xyz", "PATH": os.defpath}, stdout=subprocess.PIPE,
     )  # fmt: skip
     with parent:

@@ -52,7 +52,7 @@ def test_lines_that_make_no_sense_are_left_out(text: str) -> None:
 
 
 def test_the_ballast_holds_real_room_and_gives_it_up(small_disk: Any, fill: Any) -> None:
-    place = small_disk((BALLAST_BYTES >> 10) + 256)
+    place = small_disk((2 * BALLAST_BYTES >> 10) + 256)
     ballast = Ballast(place)
     ballast.drop()
     assert ballast.take()
@@ -63,6 +63,21 @@ def test_the_ballast_holds_real_room_and_gives_it_up(small_disk: Any, fill: Any)
         (place / "x").write_bytes(b"x" * 4096)
     ballast.drop()
     (place / "x").write_bytes(b"x" * (1 << 20))
+
+
+def test_a_ballast_that_was_given_up_is_taken_again_once_there_is_room_for_it_and_as_much_again(
+    small_disk: Any, fill: Any
+) -> None:
+    place = small_disk((2 * BALLAST_BYTES >> 10) + 256)
+    ballast = Ballast(place)
+    assert ballast.take()
+    fill(place)
+    ballast.drop()
+    assert not ballast.take(), "it would be given up at once"
+    for path in place.iterdir():
+        path.unlink()
+    assert ballast.take()
+    assert (place / "ballast").exists()
 
 
 def test_there_may_be_no_room_for_ballast(small_disk: Any) -> None:

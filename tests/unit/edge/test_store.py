@@ -1,6 +1,7 @@
 """Every change is one transaction, whoever else writes; what is illegal is refused; what is damaged is said."""
 
 import itertools
+import json
 import math
 import multiprocessing
 import os
@@ -261,13 +262,26 @@ def test_restore_failures_are_those_of_this_boot_not_asked_for(store: Store) -> 
             {"mono_s": 5.0},
             {"boot_id": "older"},
             {"end_asked": 1},
-            {"purpose": Purpose.TRIAL},
+            {"purpose": Purpose.TRIAL, "mono_s": 7.0},
             {"state": LaunchState.SERVING},
         ]
     ):
         store.add_launch(launch_row(f"l{i}"))
         store.update_launch(f"l{i}", **{"state": LaunchState.ENDED, **columns})
-    assert store.restore_failures("kimi", best, "b", 8.0) == 1
+    assert store.restore_failures("kimi", best, "b") == [5.0, 7.0, 10.0]
+    store.forgive_failures("kimi")
+    assert store.restore_failures("kimi", best, "b") == []
+
+
+def test_what_a_best_known_did_before_it_won_does_not_count_against_it_but_the_server_that_won_does(
+    store: Store,
+) -> None:
+    best = candidate().id
+    for number, columns in enumerate(({"trial_id": 1}, {"trial_id": 2}, {})):
+        store.add_launch(launch_row(f"l{number}", mono_s=float(number)))
+        store.update_launch(f"l{number}", state=LaunchState.ENDED, **columns)
+    store.promote("kimi", best, "a", 2, AT)
+    assert store.restore_failures("kimi", best, "b") == [1.0, 2.0]
 
 
 # --- the queue's order
@@ -388,6 +402,38 @@ def test_no_secret_gets_into_an_entry(store: Store) -> None:
     assert all("hunter2" not in str(tuple(row)) for row in store.db.all("SELECT * FROM entries"))
 
 
+def test_a_secret_gets_into_no_column_and_no_evidence(tmp_path: Path) -> None:
+    """Whatever a server said is kept in texts and JSON; a number that looks like a secret stays a number."""
+    store = Store(tmp_path / "state.db")
+    store.secrets = frozenset({"hunter2/canary", "12345678"})
+    candidate = Candidate(name="c", engine="sglang", launch=Launch(model="/m"))
+    store.put_candidate(candidate, "", "c.toml")
+    number = store.add_trial("kimi", candidate, ("default", Benchmark()), "2026-02-23 00:14:07Z")
+    said = "it said hunter2/canary, hunter2%2Fcanary and aHVudGVyMi9jYW5hcnk="
+    store.update_trial(number, reasons=json.dumps([said]))
+    store.update_slot("kimi", paused=said)
+    figures = Figures(
+        concurrency=8,
+        seconds=12345678.0,
+        requests_ok=1,
+        requests_failed=0,
+        output_tok_s=1.0,
+        output_tok_s_low=1.0,
+        output_tok_s_high=1.0,
+        tokens_per_event=1.0,
+        tokens_counted=True,
+    )
+    result = LevelResult(concurrency=8, figures=figures)
+    store.put_result(number, result, {"looks": [{"facts": {"server.sentence": said}}]})
+    assert store.results(number) == (result,)
+    kept = json.dumps([store.evidence(number, 8), store.slot("kimi").paused, store.trial(number).reasons])
+    assert "canary" not in kept
+    assert "aHVudGVy" not in kept
+    store.close()
+    everything = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"canary" not in everything
+
+
 # --- transactions
 
 
@@ -481,7 +527,7 @@ def test_a_schema_of_another_version_is_refused(tmp_path: Path) -> None:
     store = Store(path)
     store.db.run("UPDATE meta SET value = '99' WHERE key = 'schema'")
     store.close()
-    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 6"):
+    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 7"):
         Store(path)
 
 
@@ -492,8 +538,10 @@ def old_database(path: Path) -> None:
     store.add_launch(launch_row("old", state=LaunchState.SERVING))
     store.db.run("ALTER TABLE launches DROP COLUMN engine_version")
     store.db.run("ALTER TABLE launches DROP COLUMN configuration")
-    for column in ("basis", "confirms", "parent", "answers", "alpha"):
+    for column in ("basis", "confirms", "parent", "answers", "alpha", "force"):
         store.db.run(f"ALTER TABLE trials DROP COLUMN {column}")
+    for column in ("stopped", "force"):
+        store.db.run(f"ALTER TABLE slots DROP COLUMN {column}")
     store.db.run("DROP TABLE policies")
     store.db.run("DROP TABLE proposals")
     store.db.run("ALTER TABLE results DROP COLUMN gaps")
@@ -517,7 +565,7 @@ def test_a_migrated_database_has_the_columns_of_a_new_one(tmp_path: Path) -> Non
     columns = []
     for name in ("old.db", "new.db"):
         store = Store(tmp_path / name)
-        tables = ("launches", "trials", "policies", "proposals", "results")
+        tables = ("launches", "trials", "policies", "proposals", "results", "slots")
         columns.append([tuple(row)[1:] for table in tables for row in store.db.all(f"PRAGMA table_info({table})")])
         store.close()
     assert columns[0] == columns[1]
@@ -664,3 +712,124 @@ def test_every_commit_is_synced(tmp_path: Path) -> None:
     assert database.one("PRAGMA journal_mode")[0] == "wal"  # type: ignore[index]
     assert database.one("PRAGMA synchronous")[0] == 2  # type: ignore[index]
     database.close()
+
+
+def test_what_an_earlier_process_left_in_the_log_is_durable_before_anything_is_built_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failed sync the frames are read back and are not on the disk: they must be written again, then synced."""
+    path = tmp_path / "state.db"
+    earlier = Store(path)
+    earlier.put_candidate(candidate(), "", "a.toml")
+    log = Path(f"{path}-wal")
+    frames = log.read_bytes()
+    done: list[str] = []
+    write, sync = os.write, os.fsync
+    monkeypatch.setattr(os, "write", lambda fd, data: done.append(f"wrote {len(data)}") or write(fd, data))
+    monkeypatch.setattr(os, "fsync", lambda fd: done.append(f"synced {os.readlink(f'/proc/self/fd/{fd}')}") or sync(fd))
+    later = Store(path)
+    assert not [what for what in done if what != f"synced {tmp_path.parent}"], "who only reads writes nothing"
+    done.clear()
+    with later.transaction():
+        assert done == [f"wrote {len(frames)}", f"synced {log}"]
+        assert log.read_bytes() == frames
+    with later.transaction():
+        later.update_slot("kimi", paused="x")
+    assert len(done) == 2, "once a process"
+    later.close()
+    earlier.close()
+
+
+def test_a_log_that_cannot_be_made_durable_acknowledges_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = Store(tmp_path / "state.db")
+    earlier.put_candidate(candidate(), "", "a.toml")
+
+    def refuse(fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    later = Store(tmp_path / "state.db")
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", refuse)
+        with pytest.raises(StoreError, match="Input/output error"):
+            later.update_slot("kimi", paused="x")
+    assert later.slot("kimi").paused == ""
+    later.update_slot("kimi", paused="x")
+    assert earlier.slot("kimi").paused == "x"
+    later.close()
+    earlier.close()
+
+
+# --- what is asked each cycle does not grow with the record
+
+
+def test_the_latest_answers_of_a_candidate_are_found(store: Store) -> None:
+    first, second, third = add(store), add(store), add(store)
+    made = store.trial(first).candidate_id
+    assert store.last_answers("kimi", made) == ()
+    store.update_trial(first, answers='["old"]')
+    store.update_trial(second, answers='["new", "er"]')
+    assert store.trial(third).answers == ()
+    assert store.last_answers("kimi", made) == ("new", "er")
+    assert store.last_answers("other", made) == ()
+
+
+def test_launches_of_a_candidate_before_one_are_counted_without_restores(store: Store) -> None:
+    for number, trial in enumerate((1, None, 1, 2)):
+        store.add_launch(launch_row(f"l{number}", trial_id=trial))
+    assert [store.launches_before(store.launch(f"l{number}")) for number in range(4)] == [0, 1, 1, 2]
+
+
+def test_only_trials_that_were_begun_cost_a_campaign(store: Store) -> None:
+    first, second, third = add(store), add(store), add(store)
+    for trial in (first, third):
+        store.update_trial(trial, begun_at=AT)
+    assert [t.id for t in store.begun_trials("kimi", 0)] == [first, third]
+    assert [t.id for t in store.begun_trials("kimi", first)] == [third]
+    assert store.begun_trials("kimi", second)[0].id == third
+
+
+def test_the_last_launch_of_a_boot_is_known_once_it_has_ended(store: Store) -> None:
+    assert store.last_ended("kimi", "b") is None
+    store.add_launch(launch_row("l1", state=LaunchState.ENDED))
+    store.add_launch(launch_row("l2", boot_id="other", state=LaunchState.ENDED))
+    found = store.last_ended("kimi", "b")
+    assert found is not None
+    assert found.id == "l1"
+    store.add_launch(launch_row("l3"))
+    assert store.last_ended("kimi", "b") is None
+
+
+def test_entries_are_published_up_to_a_number(store: Store) -> None:
+    assert (store.last_entry(), store.last_published(), store.entry_hash(1)) == (0, 0, "")
+    entries = [store.add_entry(Draft("kimi", "note", "Something."), AT) for _ in range(4)]
+    store.mark_published(2)
+    assert (store.last_entry(), store.last_published()) == (4, 2)
+    store.mark_published(4)
+    assert [number for number, _ in store.published()] == [1, 2, 3, 4]
+    assert store.entry_hash(3) == entries[2].sha256
+
+
+def test_concluded_trials_after_an_entry_are_told_apart(store: Store) -> None:
+    for number in (1, 2):
+        trial = add(store, f"c{number}")
+        store.move_trial(trial, TrialState.RUNNING)
+        store.move_trial(trial, TrialState.DONE, basis=basis_json(unbounded()), entry=number)
+    assert [name for _, name, _ in store.bases("kimi", BENCHMARK[1].hash)] == ["c1", "c2"]
+    assert [name for _, name, _ in store.bases("kimi", BENCHMARK[1].hash, 1)] == ["c2"]
+
+
+def test_launches_to_keep_are_those_that_run_the_newest_of_each_slot_and_the_last_of_each_best_known(
+    store: Store,
+) -> None:
+    for number in range(6):
+        store.put_candidate(made := candidate(f"c{number}", flag=str(number)), "", "")
+        store.add_launch(launch_row(f"l{number}", candidate_id=made.id))
+        if number:
+            store.update_launch(f"l{number}", state=LaunchState.ENDED)
+        if number == 2:
+            store.promote("kimi", made.id, made.name, 1, AT)
+    assert store.launches_to_keep(["kimi"], 2) == {"l0", "l2", "l4", "l5"}
+    assert store.launches_to_keep(["other"], 2) == {"l0"}
+    assert [store.has_ended(name) for name in ("l0", "l1", "nobody's")] == [False, True, False]

@@ -204,7 +204,7 @@ def test_asking_takes_a_moment_on_loopback() -> None:
 
     words, took_s, generated = asyncio.run(ask())
     assert (words.how, generated) == ("exact", 0)
-    assert took_s < 2.0  # 0.05 s on an idle core; a loaded machine must not fail it
+    assert took_s < 10.0  # 0.05 s on an idle core; a loaded machine must not fail it
 
 
 def test_a_fake_without_a_tokenizer_is_asked_by_its_usage() -> None:

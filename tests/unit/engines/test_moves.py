@@ -112,6 +112,12 @@ def test_a_block_drafter_has_no_other_depth() -> None:
     assert "block" in refused("sglang", args, DraftSteps(2))
 
 
+def test_what_looks_drafts_up_in_the_text_is_not_said_to_be_trained() -> None:
+    said = refused("sglang", {"speculative-algorithm": "NGRAM", "speculative-num-draft-tokens": 8}, DraftSteps(2))
+    assert "trained" not in said
+    assert "speculative-num-draft-tokens" in said
+
+
 @pytest.mark.parametrize(
     ("args", "version", "says"),
     [

@@ -1,0 +1,58 @@
+"""Bugs to plant in the simulated daemon, each a patch of the running code."""
+
+import datetime as dt
+from dataclasses import replace
+from typing import Any
+
+from autotuner import outcome, slotworker
+from autotuner.core.state import Verdict
+from autotuner.core.verdict import Judgement, TrialSoFar
+from autotuner.edge.host import ServerSeen
+from autotuner.edge.store import Store
+from torture.simhost import SimHost
+
+
+def port_only_stop_check() -> None:
+    """A launch counts as ended as soon as nobody listens on its port: workers that hold the GPUs are not looked for."""
+    real = SimHost.inspect
+
+    async def inspect(self: SimHost, launch_id: str) -> ServerSeen:
+        seen = await real(self, launch_id)
+        server = self.servers.get(launch_id)
+        listens = server is not None and self.on_port(server.port) is server
+        return replace(seen, alive=seen.alive and (listens or (server is not None and server.main)))
+
+    async def strangers(_worker: Any) -> tuple[str, str]:
+        holder = await _worker.ctx.host.port_holder(_worker.ctx.slot.port)
+        return ("the port is held" if holder is not None else ""), ""
+
+    SimHost.inspect = inspect
+    slotworker.SlotWorker._others = strangers
+
+
+def wall_clock_budget() -> None:
+    """The restart budget is measured with the wall clock."""
+    real = Store.restore_failures
+
+    def failures(self: Store, slot: str, candidate_id: str, boot_id: str) -> list[float]:
+        monotonic = real(self, slot, candidate_id, boot_id)
+        rows = self.db.all(
+            "SELECT mono_s, intended_at FROM launches WHERE slot = ? AND candidate_id = ? AND boot_id = ?",
+            *(slot, candidate_id, boot_id),
+        )
+        wall_s = {row["mono_s"]: dt.datetime.fromisoformat(row["intended_at"]).timestamp() for row in rows}
+        return sorted(wall_s[at_s] for at_s in monotonic)
+
+    Store.restore_failures = failures
+
+
+def promote_on_inconclusive() -> None:
+    """What could not be told from the best-known is promoted all the same."""
+    real = outcome.judge
+
+    def judge(trial: TrialSoFar) -> Judgement:
+        found = real(trial)
+        unsure = found.verdict is Verdict.INCONCLUSIVE and not trial.is_baseline
+        return replace(found, promote=True) if unsure else found
+
+    outcome.judge = judge
