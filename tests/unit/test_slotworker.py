@@ -76,14 +76,14 @@ def test_a_trial_whose_launch_died_with_the_daemon_before_it_began_is_not_held_a
 def test_a_restore_that_died_with_the_daemon_before_it_began_costs_nothing_of_its_budget(ctx: SlotContext) -> None:
     intend(ctx, None)
     asyncio.run(act.record_end(ctx, decide.RecordEnd("l1")))
-    assert ctx.store.restore_failures("kimi", CANDIDATE.id, "b", 0.0) == 0
+    assert ctx.store.restore_failures("kimi", CANDIDATE.id, "b") == []
 
 
 def test_a_launch_that_the_host_refused_counts_as_a_failure(ctx: SlotContext) -> None:
     intend(ctx, None)
     ctx.refused.add("l1")
     asyncio.run(act.record_end(ctx, decide.RecordEnd("l1")))
-    assert ctx.store.restore_failures("kimi", CANDIDATE.id, "b", 0.0) == 1
+    assert len(ctx.store.restore_failures("kimi", CANDIDATE.id, "b")) == 1
 
 
 @pytest.mark.parametrize(("free_mib", "does"), [(1000.0, decide.BeginTrial), (50.0, decide.Wait)])
