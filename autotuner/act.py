@@ -182,7 +182,8 @@ async def record_end(ctx: SlotContext, action: decide.RecordEnd) -> None:
         known = ctx.log(row.id, engine).effective
         outcome.launch_ended(ctx, row, seen, diagnosis, asked=row.end_asked)
         trial = ctx.store.trial_in_hand(ctx.name)
-        if trial is not None and trial.id == row.trial_id and not row.end_asked:
+        told = row.id in ctx.refused and trial is not None and trial.ended is not None  # why the host did not start it
+        if trial is not None and trial.id == row.trial_id and not row.end_asked and not told:
             facts = server_facts(alive=False, exit_code=seen.exit_code, diagnosis=diagnosis)
             ends, proposed = _look(Watch(ctx.policies), facts)
             fired = ends or server_ended(diagnosis)

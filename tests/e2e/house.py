@@ -26,7 +26,6 @@ SLOT = "t"
 # Nothing that runs beside a test may void what it measures: undisturbed.py says how.
 PROGRAM = (sys.executable, "-m", "e2e.undisturbed")
 TESTS = Path(__file__).parents[1]
-ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS)))}
 
 
 class House:
@@ -85,7 +84,9 @@ class House:
 
     def cli(self, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
         command = [*PROGRAM, "-s", str(self.settings_file), *map(str, arguments)]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False, env=ENV)
+        ran = subprocess.run(
+            command, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False, env=environment()
+        )
         assert not check or ran.returncode == 0, ran.stdout + ran.stderr
         return ran
 
@@ -98,7 +99,7 @@ class House:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=ENV,
+                env=environment(),
             )
         self.daemons.append(process)
         return process
@@ -215,3 +216,8 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
+
+
+def environment() -> dict[str, str]:
+    """The environment of a program under test, as it is now: a test may have changed it."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS)))}

@@ -67,7 +67,7 @@ def test_a_changed_objective_is_applied_to_what_was_measured_before_it(house: Ho
 def test_a_limit_that_is_violated_ends_the_trial_at_that_level_and_servers_best_at_different_levels_are_told(
     house: House,
 ) -> None:
-    house.benchmark["levels"] = "[1, 4]"
+    house.benchmark |= {"levels": "[1, 4]", "output_tokens": "16"}
     house.extra = LIMITED
     house.write_settings()
     files = [

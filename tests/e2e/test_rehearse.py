@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.house import ENV, PROGRAM
+from e2e.house import PROGRAM, environment
 from patience import PATIENCE_S
 
 from autotuner.edge import clock, procfs
@@ -38,7 +38,7 @@ def candidate(folder: Path, name: str, more: str = "", engine: str = "sglang") -
 
 def rehearse(folder: Path, *arguments: str) -> tuple[int, str, str]:
     command = [*PROGRAM, "rehearse", *arguments]
-    env = {**ENV, "TMPDIR": str(folder)}
+    env = {**environment(), "TMPDIR": str(folder)}
     ran = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=env, cwd=folder)
     return ran.returncode, ran.stdout, ran.stderr
 

@@ -127,7 +127,7 @@ def test_a_best_known_that_dies_is_restored_with_an_entry(house: House) -> None:
 
 def test_a_best_known_that_keeps_dying_degrades_the_slot_and_restore_best_mends_it(house: House) -> None:
     with_best_known(house)
-    for _ in range(4):  # the one that won its trial, and three restores
+    for _ in range(3):  # the one that won its trial, and two restores: its whole budget
         house.wait(lambda: house.serving() == "base" and house.servers())
         victim = house.servers()[0]
         os.kill(victim, signal.SIGKILL)

@@ -77,6 +77,9 @@ class Record:
         self.after()
         return self.entries[-1]
 
+    def entry_hash(self, number: int) -> str:
+        return self.entries[number - 1].sha256 if 1 <= number <= len(self.entries) else ""
+
     def entries_after(self, number: int) -> list[Entry]:
         return self.entries[number:]
 

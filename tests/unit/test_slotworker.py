@@ -13,10 +13,11 @@ from autotuner.context import SlotContext
 from autotuner.core import decide
 from autotuner.core.candidate import Candidate, Launch
 from autotuner.core.decide import decide as next_action
-from autotuner.core.state import LaunchState, Purpose
+from autotuner.core.state import LaunchState, Purpose, Verdict
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.rows import LaunchRow
 from autotuner.edge.store import Store
+from autotuner.errors import HostError
 from autotuner.settings import Settings
 from autotuner.slotworker import SlotWorker
 
@@ -77,14 +78,25 @@ def test_a_trial_whose_launch_died_with_the_daemon_before_it_began_is_not_held_a
 def test_a_restore_that_died_with_the_daemon_before_it_began_costs_nothing_of_its_budget(ctx: SlotContext) -> None:
     intend(ctx, None)
     asyncio.run(act.record_end(ctx, decide.RecordEnd("l1")))
-    assert ctx.store.restore_failures("kimi", CANDIDATE.id, "b", 0.0) == 0
+    assert ctx.store.restore_failures("kimi", CANDIDATE.id, "b") == []
 
 
 def test_a_launch_that_the_host_refused_counts_as_a_failure(ctx: SlotContext) -> None:
     intend(ctx, None)
     ctx.refused.add("l1")
     asyncio.run(act.record_end(ctx, decide.RecordEnd("l1")))
-    assert ctx.store.restore_failures("kimi", CANDIDATE.id, "b", 0.0) == 1
+    assert len(ctx.store.restore_failures("kimi", CANDIDATE.id, "b")) == 1
+
+
+def test_why_the_host_did_not_start_a_trial_stays_its_reason(ctx: SlotContext) -> None:
+    trial = in_hand(ctx)
+    intend(ctx, trial)
+    ctx.refused.add("l1")
+    SlotWorker(ctx)._end_trial(trial, HostError("no rung can be used"))
+    asyncio.run(act.record_end(ctx, decide.RecordEnd("l1")))
+    ended = ctx.store.trial(trial).ended
+    assert ended is not None
+    assert (ended.sentence, ended.verdict) == ("no rung can be used", Verdict.ERROR)
 
 
 @pytest.mark.parametrize(("free_mib", "does"), [(1000.0, decide.BeginTrial), (50.0, decide.Wait)])

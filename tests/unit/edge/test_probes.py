@@ -13,7 +13,7 @@ from patience import FOR_EVER_S, PATIENCE_S
 
 from autotuner.edge import probes
 from autotuner.edge.probes import Generated, Probe
-from autotuner.engines.base import Endpoints, Place
+from autotuner.engines.base import Counters, Endpoints, Place
 
 ENDPOINTS = Endpoints(health="/health", flush_cache="/flush")
 
@@ -263,3 +263,27 @@ def test_a_connection_that_the_server_closed_while_idle_is_asked_again_and_only_
     drops = 9
     assert asyncio.run(scraped()) is None
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize(("after", "found"), [(0, 0.0), (3, 3.0)])
+def test_gauges_that_stand_still_are_set_anew_by_a_request_of_our_own(after: int, found: float) -> None:
+    """As SGLang's: they tell of the last batch that ran, however long ago; a request makes them tell of now."""
+    generated = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"POST"):
+            generated.append(1)
+            writer.write(answer(json.dumps({"choices": [{"text": " Paris"}], "usage": {"completion_tokens": 1}})))
+        else:
+            writer.write(answer(str(after if generated else 128)))
+        writer.close()
+
+    async def work() -> float:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
+            place = Place("127.0.0.1", listening.sockets[0].getsockname()[1])
+            async with Probe(place, ENDPOINTS) as probe:
+                return await probe.requests(lambda text: Counters(running=float(text)))
+
+    assert asyncio.run(work()) == found
+    assert generated
