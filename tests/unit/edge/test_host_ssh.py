@@ -346,6 +346,22 @@ def test_a_load_is_driven_on_the_host_itself(server: SshServer) -> None:
     asyncio.run(work())
 
 
+def test_a_load_that_is_stopped_brings_what_it_measured(server: SshServer) -> None:
+    long = BENCHMARK.model_copy(update={"seconds": 60.0})
+
+    async def work() -> None:
+        async with server, FakeOpenAI() as openai:
+            with host_of(server, bench_python=sys.executable) as host:
+                async with FarLoad(host, openai.url, openai.url, long, 2, "fake") as load:
+                    heard: list[object] = []
+                    async for message in load.messages():
+                        heard.append(message)
+                        load.stop()
+                assert isinstance(heard[-1], LevelSamples)
+
+    asyncio.run(work())
+
+
 async def _cut_at_the_first_word(server: SshServer, load: FarLoad) -> None:
     async for _ in load.messages():
         server.cut()
