@@ -30,7 +30,7 @@ from autotuner.edge.machine import MachineWatch
 from autotuner.edge.probes import GENERATE_TIMEOUT_S, Probe
 from autotuner.edge.rows import Trial
 from autotuner.engines import situation
-from autotuner.engines.base import Diagnosis, ServerExit
+from autotuner.engines.base import Diagnosis, Engine, ServerExit
 from autotuner.engines.reading import read
 from autotuner.errors import HostError
 
@@ -54,7 +54,10 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
             given_up_s = 0.0 if answered else GENERATE_TIMEOUT_S
             if disagreement(outcome.trial_so_far(ctx, ctx.store.trial(action.trial_id))):
                 return
-        await level.wait_until_idle(probe, IDLE_WAIT_S + given_up_s)
+        if not await becomes_idle(probe, level.engine, IDLE_WAIT_S + given_up_s):
+            raise HostError(
+                f"{level.trial.name} has requests running that are not the benchmark's; the level cannot be measured"
+            )
         samples = await level.drive(probe)
         died = await level.death()
     if died is not None:
@@ -70,6 +73,26 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
         ctx.store.put_result(action.trial_id, result, level.evidence(samples))
         level.want()
     ctx.live = Live(stage="measured", level=action.level, output_tok_s=result.figures.output_tok_s)
+
+
+async def becomes_idle(probe: Probe, engine: Engine, wait_s: float) -> bool:
+    """Wait until nothing runs on a server and have it forget its prefix cache; tell whether that came about in time.
+
+    Nothing else may run when a load begins: a server that stays busy is not ours alone. The cache is forgotten at the end,
+    since SGLang refuses that while requests run.
+    """
+    deadline = clock.monotonic_s() + wait_s
+    while clock.monotonic_s() < deadline:
+        text = await probe.scrape()
+        counters = engine.read_metrics(text) if text else None
+        if counters is None or (counters.running or 0) + (counters.queued or 0) <= 0:
+            await probe.flush_cache()
+            return True
+        # SGLang sets its gauges when it logs a batch. Where the last requests end between two lines, or are cut off, they
+        # stand still, for 30 s in 0.5.12, and so did vLLM's of 2025. A request of our own makes it set them anew.
+        await probe.generate(await probe.model())
+        await clock.sleep(0.25)
+    return False
 
 
 async def _ask_answers(ctx: SlotContext, trial_id: int, probe: Probe) -> bool:
@@ -156,23 +179,6 @@ class _Level:
             constraints=binding if self.trial.is_baseline else objective.constraints,
             latency_counts=objective.counts_latency,
             best_answered_ratio=best.answered_ratio if best else None,
-        )
-
-    async def wait_until_idle(self, probe: Probe, wait_s: float) -> None:
-        """Nothing may run before the load begins; a server that stays busy is not ours alone, and the level says so."""
-        await probe.flush_cache()
-        deadline = clock.monotonic_s() + wait_s
-        while clock.monotonic_s() < deadline:
-            text = await probe.scrape()
-            counters = self.engine.read_metrics(text) if text else None
-            if counters is None or (counters.running or 0) + (counters.queued or 0) <= 0:
-                return
-            # SGLang sets its gauges when it runs a batch and leaves them as they are when the last one was cut off:
-            # a request of our own makes it set them anew.
-            await probe.generate(await probe.model())
-            await clock.sleep(0.25)
-        raise HostError(
-            f"{self.trial.name} has requests running that are not the benchmark's; the level cannot be measured"
         )
 
     async def drive(self, probe: Probe) -> LevelSamples | None:
