@@ -18,7 +18,7 @@ from autotuner.core.answers import ANSWER_TOKENS, PROMPTS
 from autotuner.core.candidate import Candidate
 from autotuner.core.facts import level_facts, server_facts
 from autotuner.core.followups import speculation_by_level
-from autotuner.core.gather import Gather, LevelPlan, baseline_steps
+from autotuner.core.gather import Gather, LevelPlan, baseline_steps, busy_steps, told_clean
 from autotuner.core.objective import Constraints, Standing, weights_of
 from autotuner.core.policy import Facts, Fired, holding
 from autotuner.core.verdict import LevelReading, LevelResult, disagreement, too_late_best
@@ -168,6 +168,8 @@ class _Level:
             cap=(effective.running_cap if effective else None) or self.log.running_cap,
             speculation=self.engine.speculation(self.candidate),
             baseline_steps_s=baseline_steps(baseline),
+            busy_steps_s=busy_steps(baseline),
+            baseline_clean=told_clean(baseline, self.action.level),
             best=best.figures if best else None,
             doubt=doubt,
             graph_max_batch=effective.graph_max_batch if effective else None,

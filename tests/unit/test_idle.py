@@ -99,7 +99,7 @@ async def _serving(running: Callable[[int], int]) -> AsyncIterator[int]:
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal answered
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
                 length = next((int(x.split(":")[1]) for x in head.split("\r\n") if x.startswith("content-length")), 0)
