@@ -245,7 +245,7 @@ def decode_rate(windows: tuple[Window, ...]) -> tuple[float, float] | None:
         rate = sum(g * s for _, g, s in both if s) / total_s
     elif both and any(w.prefill for w in windows) and all(g for _, g, _ in both):
         tokens = [w.running * (w.accept_len or 1.0) for w in windows if w.running and w.gen_tok_s]
-        running = sum(r for r, _, _ in both) / len(both)
+        running = median([r for r, _, _ in both])
         rate = sum(tokens) / sum(made / g for made, (_, g, _) in zip(tokens, both, strict=True))
     elif both:
         running, rate = median([r for r, _, _ in both]), median([g for _, g, _ in both])
