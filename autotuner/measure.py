@@ -89,7 +89,7 @@ async def becomes_idle(probe: Probe, engine: Engine, wait_s: float) -> bool:
             await probe.flush_cache()
             return True
         # SGLang sets its gauges when it logs a batch. Where the last requests end between two lines, or are cut off, they
-        # stand still, for 30 s in 0.5.12, and so did vLLM's of 2025. A request of our own makes it set them anew.
+        # stand still for 30 s; of vLLM the same is reported (its issue 29928). A request of our own makes it set them anew.
         await probe.generate(await probe.model())
         await clock.sleep(0.25)
     return False
