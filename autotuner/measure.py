@@ -16,7 +16,7 @@ from autotuner.core.answers import ANSWER_TOKENS, PROMPTS
 from autotuner.core.candidate import Candidate
 from autotuner.core.facts import level_facts, server_facts
 from autotuner.core.followups import speculation_by_level
-from autotuner.core.gather import Gather, LevelPlan, baseline_steps
+from autotuner.core.gather import Gather, LevelPlan, baseline_steps, busy_steps, told_clean
 from autotuner.core.objective import Constraints, Standing, weights_of
 from autotuner.core.policy import Facts, Fired, holding
 from autotuner.core.verdict import LevelReading, LevelResult, disagreement, too_late_best
@@ -30,7 +30,7 @@ from autotuner.edge.machine import MachineWatch, NoWatch
 from autotuner.edge.probes import GENERATE_TIMEOUT_S, Probe
 from autotuner.edge.rows import Trial
 from autotuner.engines import situation
-from autotuner.engines.base import Diagnosis, ServerExit
+from autotuner.engines.base import Diagnosis, Engine, ServerExit
 from autotuner.engines.reading import read
 from autotuner.errors import HostError
 
@@ -57,7 +57,10 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
             given_up_s = 0.0 if answered else GENERATE_TIMEOUT_S
             if disagreement(outcome.trial_so_far(ctx, ctx.store.trial(action.trial_id))):
                 return
-        await level.wait_until_idle(probe, IDLE_WAIT_S + given_up_s)
+        if not await becomes_idle(probe, level.engine, IDLE_WAIT_S + given_up_s):
+            raise HostError(
+                f"{level.trial.name} has requests running that are not the benchmark's; the level cannot be measured"
+            )
         samples = await level.drive(probe)
         died = await level.death()
     ctx.uncut(cuts)  # requests may have failed by the connection alone
@@ -74,6 +77,21 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
         ctx.store.put_result(action.trial_id, result, level.evidence(samples))
         level.want()
     ctx.live = Live(stage="measured", level=action.level, output_tok_s=result.figures.output_tok_s)
+
+
+async def becomes_idle(probe: Probe, engine: Engine, wait_s: float) -> bool:
+    """Wait until nothing runs on a server and have it forget its prefix cache; tell whether that came about in time.
+
+    Nothing else may run when a load begins: a server that stays busy is not ours alone. The cache is forgotten at the end,
+    since SGLang refuses that while requests run.
+    """
+    deadline = clock.monotonic_s() + wait_s
+    while clock.monotonic_s() < deadline:
+        if await probe.requests(engine.read_metrics) <= 0:
+            await probe.flush_cache()
+            return True
+        await clock.sleep(0.25)
+    return False
 
 
 async def _ask_answers(ctx: SlotContext, trial_id: int, probe: Probe, cuts: int) -> bool:
@@ -152,6 +170,8 @@ class _Level:
             cap=(effective.running_cap if effective else None) or self.log.running_cap,
             speculation=self.engine.speculation(self.candidate),
             baseline_steps_s=baseline_steps(baseline),
+            busy_steps_s=busy_steps(baseline),
+            baseline_clean=told_clean(baseline, self.action.level),
             best=best.figures if best else None,
             doubt=doubt,
             graph_max_batch=effective.graph_max_batch if effective else None,
@@ -163,18 +183,6 @@ class _Level:
             constraints=binding if self.trial.is_baseline else objective.constraints,
             latency_counts=objective.counts_latency,
             best_answered_ratio=best.answered_ratio if best else None,
-        )
-
-    async def wait_until_idle(self, probe: Probe, wait_s: float) -> None:
-        """Nothing may run before the load begins; a server that stays busy is not ours alone, and the level says so."""
-        await probe.flush_cache()
-        deadline = clock.monotonic_s() + wait_s
-        while clock.monotonic_s() < deadline:
-            if await probe.requests(self.engine.read_metrics) <= 0:
-                return
-            await clock.sleep(0.25)
-        raise HostError(
-            f"{self.trial.name} has requests running that are not the benchmark's; the level cannot be measured"
         )
 
     async def drive(self, probe: Probe) -> LevelSamples | None:

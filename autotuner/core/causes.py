@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotuner.bench import benchmark
-from autotuner.core.gather import baseline_steps
+from autotuner.core.gather import busy_steps
 from autotuner.core.speculation import STEADY_RATIO, SpeculationAtLevel, baseline_step, prior_needed
 from autotuner.core.verdict import LevelResult
 
@@ -132,7 +132,7 @@ def level_of(result: LevelResult, baseline: Mapping[benchmark.Level, LevelResult
         return None
     step = result.speculation.baseline_step if result.speculation else None
     if step is None or step.known == "prior":
-        step = baseline_step(baseline_steps(baseline), result.running)
+        step = baseline_step(busy_steps(baseline), result.running)
     if step is None:
         return None
     return Level(

@@ -75,13 +75,20 @@ def _running(log: list[Window], metrics: list[Window]) -> str:
 
 
 def _rate(metrics: list[Window], figures: Figures) -> str:
-    """Some servers raise their counter when a request ends: then as many requests as run are at the edges of the time."""
+    """Some servers raise their counter when a request ends: then as many requests as run are at the edges of the time.
+
+    While a level runs the client counts events and guesses how many tokens each carries, from the few requests that have
+    ended; where the finished level's `usage` tells, that is what it saw, if it is less far off than the guess.
+    """
     timed = [w for w in metrics if w.counted is not None and w.gen_tok_s is not None and w.seconds]
     seconds = sum(w.seconds or 0.0 for w in timed)
     seen = sum((w.gen_tok_s or 0.0) * (w.seconds or 0.0) for w in timed)
     counted = sum(w.counted or 0 for w in timed)
     if len(timed) < WINDOWS_MIN or seen <= 0 or counted <= 0:
         return ""
+    told = figures.output_tok_s * seconds
+    if figures.tokens_counted and abs(counted - told) < abs(counted - seen):
+        seen = told
     edges = _in_flight(metrics, figures) * _tokens_per_request(figures) / seen
     if abs(counted - seen) <= max(RATE_RATIO, edges) * max(counted, seen):
         return ""

@@ -14,7 +14,7 @@ from autotuner.core.facts import LevelSoFar
 from autotuner.core.keeping_up import answered_ratio
 from autotuner.core.objective import Constraints, Standing, score_bound
 from autotuner.core.ranks import RankJoiner
-from autotuner.core.speculation import USUAL_DOUBT, Doubt, assess, decode_rate, steady_windows
+from autotuner.core.speculation import USUAL_DOUBT, Doubt, assess, busy_windows, decode_rate, steady_windows
 from autotuner.core.statistics import Interval
 from autotuner.core.verdict import LevelResult
 from autotuner.engines.accept_rate import accepted_share, definition_by_fit, definition_of
@@ -25,6 +25,8 @@ from autotuner.engines.base import Counters, LogFact, Prefill, Speculation, Wind
 class LevelPlan:
     """What is known before a level begins. `baseline_steps_s` maps running requests to a plain server's step time.
 
+    `busy_steps_s` are the same with the prefills between its steps; at this level nothing else is known of it unless
+    `baseline_clean`.
     `load` says what the level is, a concurrency or a rate.
     `ranks` are the data-parallel ones, each with graphs up to `graph_max_batch`. `pays_up_to` and `loses_from` are levels of
     this trial at which speculation paid or lost, as far as they are measured.
@@ -47,6 +49,8 @@ class LevelPlan:
     latency_counts: bool = False
     load: LoadKind = "concurrency"
     best_answered_ratio: float | None = None
+    busy_steps_s: dict[float, float] = field(default_factory=dict)
+    baseline_clean: bool = True
 
     @property
     def concurrency(self) -> int | None:
@@ -212,7 +216,16 @@ def so_far(
     over consecutive stretches of it, `preempted` how often a request was put back, where the server tells.
     """
     spec = (
-        assess(windows, plan.concurrency, plan.cap, plan.speculation, plan.baseline_steps_s, plan.doubt)
+        assess(
+            windows,
+            plan.concurrency,
+            plan.cap,
+            plan.speculation,
+            plan.baseline_steps_s,
+            plan.doubt,
+            plan.busy_steps_s,
+            baseline_clean=plan.baseline_clean,
+        )
         if plan.speculation
         else None
     )
@@ -250,11 +263,15 @@ def level_result(plan: LevelPlan, windows: tuple[Window, ...], figures: Figures)
     running, tok_s = _decode(plan, windows)
     steady = steady_windows(windows, plan.concurrency, plan.cap)
     graphs = [w.graph for w in steady if w.graph is not None]
+    busy = decode_rate(busy_windows(windows, plan.concurrency, plan.cap)) or (None, None)
     return LevelResult(
         concurrency=plan.level,
         figures=figures,
         running=running,
         decode_tok_s=tok_s,
+        busy_running=busy[0],
+        busy_tok_s=busy[1],
+        clean=not any(w.prefill for w in steady),
         speculation=so_far(plan, windows, figures, load_s=0.0, over=True).speculation,
         graph_ratio=sum(graphs) / len(graphs) if graphs else None,
         graph_max_batch=plan.graph_max_batch,
@@ -281,6 +298,21 @@ def baseline_steps(baseline: Mapping[Level, LevelResult]) -> dict[float, float]:
         elif result.figures.output_tok_s > 0 and result.figures.load == "concurrency":
             found[float(result.concurrency)] = result.concurrency / result.figures.output_tok_s
     return found
+
+
+def busy_steps(baseline: Mapping[Level, LevelResult]) -> dict[float, float]:
+    """The same with the prefills between the steps: what a plain server takes for a token of each of its requests."""
+    found = baseline_steps({level: r for level, r in baseline.items() if r.busy_step is None})
+    for result in baseline.values():
+        if result.busy_step is not None and result.speculation is None and not result.figures.void:
+            found[result.busy_step[0]] = result.busy_step[1]
+    return found
+
+
+def told_clean(baseline: Mapping[Level, LevelResult], level: Level) -> bool:
+    """Whether the best-known's step at a level is one without prefills; also where it was not measured there."""
+    best = baseline.get(level)
+    return best is None or best.clean
 
 
 def _accept_ratio(windows: tuple[Window, ...], plan: LevelPlan) -> float | None:

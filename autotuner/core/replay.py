@@ -4,8 +4,9 @@ It must come out as it did. Where it does not, somebody changed the record or th
 either is worth knowing before the entry is believed.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from autotuner.bench.benchmark import Level, LoadKind, level_name
@@ -17,6 +18,9 @@ from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, judge
 # Given to the figures after they were computed: what a rule decided about the level.
 _DECIDED = {"void", "stopped_early"}
 _BOUNDS = ("_low", "_high")
+# Sums of floats come out otherwise in their last digits from one release of Python to the next (3.12 compensates its sum), and
+# a journal may be replayed by another than it was written with.
+_SAME_WITHIN = 1e-9
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,19 @@ def _figures(samples: Any, result: LevelResult) -> list[str]:
     return [
         f"{name} was {then[name]}, from its samples it is {value}"
         for name, value in again.items()
-        if name in recorded.model_fields_set and _without_later_bounds(value, then[name]) != then[name]
+        if name in recorded.model_fields_set and not _same(_without_later_bounds(value, then[name]), then[name])
     ]
+
+
+def _same(value: Any, then: Any) -> bool:
+    """Whether two figures, or tables of them, are the same but for what another order of summing changes."""
+    if isinstance(value, float) and isinstance(then, float):
+        return value == then or math.isclose(value, then, rel_tol=_SAME_WITHIN)
+    if isinstance(value, dict) and isinstance(then, dict):
+        return value.keys() == then.keys() and all(_same(value[key], then[key]) for key in value)
+    if isinstance(value, tuple | list) and isinstance(then, tuple | list):
+        return len(value) == len(then) and all(_same(*pair) for pair in zip(value, then, strict=True))
+    return bool(value == then)
 
 
 def _without_later_bounds(value: Any, then: Any) -> Any:
@@ -93,10 +108,10 @@ def _verdict(again: Judgement, recorded: Judgement) -> tuple[str, ...]:
     pairs = (
         ("verdict", recorded.verdict, again.verdict),
         ("promoted", recorded.promote, again.promote),
-        ("score", recorded.score, again.score),
+        ("score", recorded.score and astuple(recorded.score), again.score and astuple(again.score)),
         ("reasons", recorded.reasons, again.reasons),
     )
-    return tuple(f"{what} was {then}, now {now}" for what, then, now in pairs if then != now)
+    return tuple(f"{what} was {then}, now {now}" for what, then, now in pairs if not _same(now, then))
 
 
 def _listed(rules: list[str]) -> str:

@@ -16,7 +16,7 @@ from autotuner.core.confirm import Record, Run, on_record, pool
 from autotuner.core.facts import level_facts, server_facts
 from autotuner.core.followups import Proposal as Worked
 from autotuner.core.followups import Situation, speculation_by_level, work_out
-from autotuner.core.gather import LevelPlan, baseline_steps, level_result, so_far
+from autotuner.core.gather import LevelPlan, baseline_steps, busy_steps, level_result, so_far, told_clean
 from autotuner.core.objective import Standing, deciding_levels, level_order, score, violations, weights_of
 from autotuner.core.policy import Facts, Fired, Policy
 from autotuner.core.recorded import Campaign, RecordedLevel, RecordedTrial
@@ -248,6 +248,8 @@ class _Teller:
             cap=trial.effective.running_cap,
             speculation=trial.speculation,
             baseline_steps_s=baseline_steps(so_far_.baseline),
+            busy_steps_s=busy_steps(so_far_.baseline),
+            baseline_clean=told_clean(so_far_.baseline, recorded.concurrency),
             best=best.figures if best else None,
             doubt=doubt,
             graph_max_batch=trial.effective.graph_max_batch,

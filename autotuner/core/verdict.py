@@ -48,6 +48,8 @@ class LevelReading(BaseModel):
 class LevelResult(BaseModel):
     """One measured level as the store keeps it: figures, what ran, what speculation did, the rule that ended it.
 
+    `running` and `decode_tok_s` are of windows without a prefill if `clean`, `busy_running` and `busy_tok_s` the same over all
+    windows in steady state; None in records of before, which are taken to be clean.
     `graph_ratio` is the share of the steady windows that decoded with a CUDA graph, `graph_max_batch` the largest batch
     that has one, `preemptions` how often a request was put back for want of KV memory. `machine` is what GPUs and host did
     meanwhile, where that could be read. `answered_ratio` is the answered / sent requests of its later half, where they are
@@ -60,6 +62,9 @@ class LevelResult(BaseModel):
     figures: Figures
     running: float | None = None
     decode_tok_s: float | None = None
+    busy_running: float | None = None
+    busy_tok_s: float | None = None
+    clean: bool = True
     speculation: SpeculationAtLevel | None = None
     fired: Fired | None = None
     proposal: Fired | None = None  # of levels that were measured before schema 4; the table of proposals has them now
@@ -78,6 +83,13 @@ class LevelResult(BaseModel):
         if self.speculation is not None or not self.running or not self.decode_tok_s:
             return None
         return self.running / self.decode_tok_s
+
+    @property
+    def busy_step(self) -> tuple[float, float] | None:
+        """Running requests and seconds a step, prefills included; of a record of before, as `step_s` has it."""
+        if self.speculation is None and self.busy_running and self.busy_tok_s:
+            return self.busy_running, self.busy_running / self.busy_tok_s
+        return (self.running, self.step_s) if self.running and self.step_s is not None else None
 
 
 @dataclass(frozen=True)

@@ -123,8 +123,9 @@ class Probe:
     async def requests(self, read_metrics: Callable[[str], Counters]) -> float:
         """Given how its metrics are read, return how many requests run or wait; 0 where the server does not say.
 
-        SGLang sets its gauges when it runs a batch, and leaves them as they are when the last requests are cut off: where
-        something seems to run, a request of our own makes it set them anew.
+        SGLang sets its gauges when it logs a batch: where the last requests end between two lines, or are cut off, they stand
+        still for 30 s (of vLLM the same is reported, its issue 29928). Where something seems to run, a request of our own
+        makes it set them anew.
         """
         busy = _busy(await self.scrape(), read_metrics)
         if busy <= 0:

@@ -6,6 +6,7 @@ from collections import deque
 from typing import Any
 
 import httpx
+from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from autotuner.bench.benchmark import Benchmark
 from autotuner.bench.words import WORDS, Texts, Words
@@ -20,6 +21,7 @@ FEWEST_WORDS = 64  # and with fewer it has failed
 LONGER_MAX = 0.5  # more than so many tokens too many for the pool, and the search is not begun
 OPENERS = 12  # words tried at the start of a text, one by one
 SAMPLE_WORDS = (16, 128)  # of a text whose tokens are compared: the least and the most
+_LOST = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)  # the connection broke
 ANCHOR = "the"  # stands first in each question, since a word may be encoded otherwise where nothing is before it
 
 
@@ -194,21 +196,28 @@ class _Server:
 
     async def _ask(self, path: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
         """Post a body; return the answer, None if it was refused for its keys. Raise _NoAnswerError for anything else."""
-        received = bytearray()
         try:
-            async with (
-                asyncio.timeout(timeout_s),
-                self._client.stream("POST", path, json=body, timeout=timeout_s) as answer,
-            ):
-                async for piece in answer.aiter_bytes():
-                    received += piece
-                    if len(received) > ANSWER_BYTES_MAX:
-                        raise _NoAnswerError("an answer without end")
-            found = json.loads(received) if answer.status_code == 200 else None
+            status, content = await self._posted(path, body, timeout_s)
+            found = json.loads(content) if status == 200 else None
         except (TimeoutError, httpx.HTTPError, ValueError, RecursionError) as error:
             raise _NoAnswerError(type(error).__name__) from None
-        if answer.status_code in {400, 422}:
+        if status in {400, 422}:
             return None
         if not isinstance(found, dict):
-            raise _NoAnswerError(f"HTTP {answer.status_code}")
+            raise _NoAnswerError(f"HTTP {status}")
         return found
+
+    # A server closes a connection unannounced, as uvicorn does after an error of its own, just as the next request goes out
+    # on it: asked again, it answers.
+    @retry(stop=stop_after_attempt(2), retry=retry_if_exception_type(_LOST), reraise=True)
+    async def _posted(self, path: str, body: dict[str, Any], timeout_s: float) -> tuple[int, bytes]:
+        received = bytearray()
+        async with (
+            asyncio.timeout(timeout_s),
+            self._client.stream("POST", path, json=body, timeout=timeout_s) as answer,
+        ):
+            async for piece in answer.aiter_bytes():
+                received += piece
+                if len(received) > ANSWER_BYTES_MAX:
+                    raise _NoAnswerError("an answer without end")
+        return answer.status_code, bytes(received)

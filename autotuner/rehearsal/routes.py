@@ -73,8 +73,14 @@ def _sglang(asked: Asked, batch: Batch) -> dict[str, Any]:
         "/server_info": lambda: Answer(200, server),
         "/get_server_info": lambda: Answer(200, server),
         "/v1/loads": lambda: Answer(200, {"loads": [loads]}),
-        "/flush_cache": lambda: Answer(200, "Cache flushed.\n", "text/plain"),
+        "/flush_cache": lambda: _flushed(batch),
     }
+
+
+def _flushed(batch: Batch) -> Answer:
+    if batch.running or batch.waiting:
+        return Answer(400, "Flush cache failed: there are pending requests.\n", "text/plain")
+    return Answer(200, "Cache flushed.\n", "text/plain")
 
 
 def _vllm(asked: Asked, batch: Batch) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from autotuner.rehearsal.personalities import LoadStage
 from autotuner.rehearsal.voice import OUT_OF_MEMORY, Mouth, Said, shards, tqdm
 
 KV_TOKENS = 684832
+IDLE_GAUGES_S = 30.0  # so long the gauges stand as the last line of a batch left them, whatever has ended since
 CAPTURE_SIZES = (1, 2, 4, 8, 12, 16, *range(24, 513, 8))
 _TRACE = '  File "/opt/venv/lib/python3.12/site-packages/sglang/srt/managers/scheduler.py", line 3182, in run_scheduler_process'
 
@@ -24,6 +25,8 @@ class SGLangVoice(Mouth):
     _accepted: int = 0
     _rate: float = 0.0
     _accept_len: float = 0.0
+    _gauges: tuple[int, int] = (0, 0)  # running and queued requests, as they were when a line was last written
+    _gauges_at_s: float = 0.0
 
     def starting(self) -> Iterator[Said]:
         """Weights, pool, graphs, the drafter's, the port, the warm-up: about a minute as recorded."""
@@ -68,6 +71,7 @@ class SGLangVoice(Mouth):
     def step(self, step: Step) -> list[str]:
         """A line a prefill batch, and one every `--decode-log-interval` decode steps."""
         if step.kind == "prefill":
+            self._gauges, self._gauges_at_s = (step.running, step.queued), step.at_s
             rate = step.tokens / step.took_s if step.took_s else 0.0
             return [
                 self._line(
@@ -82,7 +86,9 @@ class SGLangVoice(Mouth):
         return [self._decode(step)]
 
     def tick(self, now_s: float) -> list[str]:
-        """Nothing: SGLang counts steps."""
+        """No line, since SGLang counts steps; its gauges are set anew after a while without one."""
+        if now_s - self._gauges_at_s > IDLE_GAUGES_S and not self.batch.running:
+            self._gauges, self._gauges_at_s = (0, self.batch.queued), now_s
         return []
 
     def access(self, peer: str, method: str, path: str, status: int) -> str:
@@ -137,14 +143,14 @@ class SGLangVoice(Mouth):
         return [self._line(crashed)]
 
     def metrics(self) -> str:
-        """The series that are read, and some that are not; token counters rise when a request ends."""
-        batch, ledger, a = self.batch, self.ledger, self.asked
+        """The series that are read, and some that are not; token counters rise when a request ends, gauges with a line."""
+        ledger, a = self.ledger, self.asked
         labels = f'engine_type="unified",model_name="{a.model}"'
         rank = f'{labels},moe_ep_rank="0",pp_rank="0",tp_rank="0"'
         right = (self._accept_len - 1) / a.draft_tokens if self._accept_len and a.draft_tokens else 0.0
         gauges = {
-            "num_running_reqs": len(batch.running),
-            "num_queue_reqs": batch.queued,
+            "num_running_reqs": self._gauges[0],
+            "num_queue_reqs": self._gauges[1],
             "num_retracted_reqs": 0,
             "gen_throughput": self._rate,
             "token_usage": self.tokens_held / KV_TOKENS,
@@ -170,6 +176,7 @@ class SGLangVoice(Mouth):
         verified, accepted = ledger.verified - self._verified, ledger.accepted - self._accepted
         self._line_at_s, self._generated = step.at_s, ledger.generated
         self._verified, self._accepted = ledger.verified, ledger.accepted
+        self._gauges, self._gauges_at_s = (step.running, step.queued), step.at_s
         spoken = ""
         if a.method and verified:
             self._accept_len = 1 + accepted / verified

@@ -1,7 +1,9 @@
 """What a step costs: step times by batch, taken from recordings of SGLang 0.5.12 on one NVIDIA H200. Pure.
 
-A model of recorded speeds, good to about 15 % at the recorded levels of the recorded models. It says nothing about other
-hardware or other models, and serves to rehearse a campaign, not to predict one.
+A model of recorded speeds, good to about 15 % at the recorded levels of the recorded models, whose requests came in bursts. If
+they are replaced one by one, with a prefill between nearly all steps, the real server was slower at 32 and 128 in flight: there
+the model is too fast by a fifth to two fifths (docs/case-study-h200.md). It says nothing about other hardware or other models,
+and serves to rehearse a campaign, not to predict one.
 """
 
 import itertools

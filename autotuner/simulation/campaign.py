@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from autotuner.bench.benchmark import Level
 from autotuner.core.confirm import Noise, Record, Run, first_leg, noise_between, on_record, owed, owed_if_open, pool
-from autotuner.core.gather import LevelPlan, baseline_steps
+from autotuner.core.gather import LevelPlan, baseline_steps, busy_steps, told_clean
 from autotuner.core.objective import Objective, Standing, deciding_levels, weights_of
 from autotuner.core.policy import Facts, Policy
 from autotuner.core.speculation import USUAL_DOUBT, Doubt
@@ -261,6 +261,8 @@ class _Work:
             cap=server.cap,
             speculation=speculation_of(server),
             baseline_steps_s=baseline_steps(so_far.baseline),
+            busy_steps_s=busy_steps(so_far.baseline),
+            baseline_clean=told_clean(so_far.baseline, level),
             best=best.figures if best and not so_far.is_baseline else None,
             doubt=doubt,
             standing=standing if so_far.baseline and not so_far.is_baseline else None,

@@ -2,6 +2,7 @@
 
     python examples/h200/campaign.py WORK                    both runs, below the folder WORK
     python examples/h200/campaign.py WORK --slots big        on a host with one GPU
+    python examples/h200/campaign.py WORK --runs exhaustive  one of the runs alone
     python examples/h200/campaign.py WORK --rehearse         against servers that only pretend; no GPU needed
 
 In the first run the daemon is killed (SIGKILL) once, while a server starts, and started again: it must come back by itself.
@@ -39,6 +40,7 @@ HERE = Path(__file__).resolve().parent
 WRONG = "*-wrong-flag.toml"  # preflight refuses it; queued all the same, so that the server says so itself
 # Without stop rules only what concerns the server itself is left: one that died or hangs must not be waited for.
 EXHAUSTIVE_RULES = ("server.toml",)
+RUNS = ("rules", "exhaustive")
 POLL_S = 0.5
 
 
@@ -48,6 +50,7 @@ class Plan:
 
     work: Path
     slots: tuple[str, ...]
+    runs: tuple[str, ...]
     rehearse: bool
     kill_after: int
     limit_s: float
@@ -125,7 +128,7 @@ def main() -> None:
     done = plan.work / "DONE"
     done.unlink(missing_ok=True)
     try:
-        for name in ("rules", "exhaustive"):
+        for name in plan.runs:
             with prepared(plan, name) as run:
                 work(run, kill=name == "rules", restore=name == "rules")
     finally:
@@ -138,15 +141,20 @@ def asked() -> Plan:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path, help="folder for everything that comes of it")
     parser.add_argument("--slots", default="smol,big", help="which slots are worked; a single one gets GPU 0")
+    parser.add_argument("--runs", default=",".join(RUNS), help="which runs are worked, in this order")
     parser.add_argument("--rehearse", action="store_true", help="servers only pretend")
     parser.add_argument("--kill-after", type=int, default=4, help="kill the daemon once so many trials are concluded")
     parser.add_argument("--limit-s", type=float, default=900.0, help="the longest that a run may take")
     parser.add_argument("--total-s", type=float, default=7200.0, help="the longest that both runs may take together")
     parser.add_argument("--seconds", type=float, help="measured time of a level, instead of the settings'")
     given = parser.parse_args()
-    slots = tuple(given.slots.split(","))
+    slots, runs = tuple(given.slots.split(",")), tuple(given.runs.split(","))
+    if not set(runs) <= set(RUNS):
+        parser.error(f"--runs knows {' and '.join(RUNS)}")
     until_s = clock.monotonic_s() + given.total_s
-    return Plan(given.work.resolve(), slots, given.rehearse, given.kill_after, given.limit_s, until_s, given.seconds)
+    return Plan(
+        given.work.resolve(), slots, runs, given.rehearse, given.kill_after, given.limit_s, until_s, given.seconds
+    )
 
 
 @contextmanager

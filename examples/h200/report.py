@@ -235,7 +235,7 @@ def as_text(rules: RunRead, full: RunRead) -> Iterator[str]:
 def as_markdown(rules: RunRead, full: RunRead, image: str) -> Iterator[str]:
     """The frame of a case study: the figures, and each entry's own sentence in its order. What they mean a person writes."""
     yield from (
-        "# A campaign on two H200",
+        f"# A campaign on {'an H200' if len(rules.best) == 1 else 'two H200'}",
         "",
         *([f"![tok/s at 128, and seconds under load]({image})", ""] if image else []),
     )
@@ -271,13 +271,15 @@ def chart(rules: RunRead, full: RunRead) -> str:
         y, best = ROW * number + 8, rules.best.get(one.trial.slot) == name
         measured = rate_of(other or one)
         wide = half * measured / most[one.trial.slot]
+        aside = "" if other else " (with rules)"
         parts += [_words(LEFT - 8, y + 11, name, "end"), _bar(LEFT, y, wide, 14, "#2b6" if best else "#89a")]
-        parts.append(_words(LEFT + wide + 5, y + 11, rate(measured) if measured else "not measured"))
+        parts.append(_words(LEFT + wide + 5, y + 11, f"{rate(measured)}{aside}" if measured else "not measured"))
         full_s = other.benchmark_s if other else 0.0
-        parts += [_bar(right, y, half * full_s / longest, 14, "#ccd")]
+        parts += [_bar(right, y, half * full_s / longest, 14, "#ccd")] if other else []
         parts += [_bar(right, y + 3, half * one.benchmark_s / longest, 8, "#247")]
         ends = right + half * max(full_s, one.benchmark_s) / longest
-        parts.append(_words(ends + 5, y + 11, f"{one.benchmark_s:.0f}, {full_s:.0f}"))
+        without = f"{full_s:.0f}" if other else "not finished"
+        parts.append(_words(ends + 5, y + 11, f"{one.benchmark_s:.0f}, {without}"))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

@@ -3,6 +3,7 @@
 import gzip
 import importlib.util
 import json
+import re
 import shutil
 import tarfile
 from pathlib import Path
@@ -72,6 +73,36 @@ def test_every_recorded_campaign_is_read_whole(folder: Path) -> None:
 @pytest.mark.parametrize("folder", KEPT, ids=lambda path: str(path.relative_to(CAMPAIGNS)))
 def test_every_kept_campaign_verifies_and_replays(folder: Path, tmp_path: Path) -> None:
     check(folder, tmp_path)
+
+
+def test_the_case_study_quotes_the_journals_and_has_the_reports_figures() -> None:
+    page = " ".join((ROOT / "docs" / "case-study-h200.md").read_text(encoding="utf-8").split())
+    kept = CAMPAIGNS / "h200-sglang"
+    journals = " ".join(path.read_text(encoding="utf-8") for path in sorted(kept.glob("*/journal/*.md")))
+    told = page.split("## Told from the journal")[1].split("## What surprised")[0]
+    quoted = re.findall(r'"([^"]+)"', told)
+    assert len(quoted) >= 8
+    for words in quoted:
+        plain = words[:1].lower() + words[1:]  # a quotation may begin a sentence of its own
+        assert words in journals or plain in journals or _without_bracket(plain) in _without_bracket(journals), words
+    report = script("report")
+    rules, full = (report.read_run(kept / name) for name in ("rules", "exhaustive"))
+    found = " ".join(report.findings(rules, full))
+    assert "84 s with rules, 3 min 26 s without: 41 %" in found
+    assert "84 s with rules, 206 s without: 41 %" in page
+    assert "Stopped and would have won: none." in found
+    assert "Void levels: none." in found
+    for name, one in rules.worked.items():
+        other = full.worked.get(name)
+        if other is not None and other.ratio is not None:
+            assert (
+                f"| {other.ratio:.2f} | {one.load_s:.0f} s | {one.benchmark_s:.0f} | {other.benchmark_s:.0f} |" in page
+            )
+
+
+def _without_bracket(text: str) -> str:
+    """What an entry adds in brackets a page may leave out."""
+    return re.sub(r" \([^()]*\)", "", text)
 
 
 @pytest.mark.parametrize("folder", sorted(CAMPAIGNS.iterdir()), ids=lambda path: path.name)

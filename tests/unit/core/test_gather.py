@@ -6,9 +6,10 @@ import pytest
 from unit.core.building import figures, level
 
 from autotuner.bench.measurement import Progress
-from autotuner.core.gather import Gather, LevelPlan, baseline_steps
+from autotuner.core.gather import Gather, LevelPlan, baseline_steps, busy_steps, level_result, told_clean
 from autotuner.core.objective import Objective, Standing
 from autotuner.core.speculation import SpeculationAtLevel
+from autotuner.core.verdict import LevelResult
 from autotuner.engines.base import Counters, Note, Prefill, Speculation, Window
 
 
@@ -320,3 +321,87 @@ def test_a_result_keeps_how_much_of_what_was_sent_was_answered() -> None:
     closed = Gather(plan(level=10))
     closed.progress = list(gather.progress)
     assert closed.so_far().answered_ratio is None, "where requests are kept in flight nothing piles up"
+
+
+# --- steps with prefills between them, and without
+
+
+# A plain server at 128 on an H200: four lines of 21 had no prefill, and the client got 10,455 tok/s.
+WITH_PREFILLS = (
+    6915,
+    9539,
+    8529,
+    9074,
+    11311,
+    6181,
+    8883,
+    9638,
+    13135,
+    9034,
+    8981,
+    9230,
+    16732,
+    8629,
+    8605,
+    8231,
+    8430,
+)
+WITHOUT = (18889, 18816, 19403, 18743)
+DRAFTED = (8065, 9033, 8793, 9292, 9043, 8964)  # accept length 3, a prefill in each line; the client got 8,865 tok/s
+
+
+def lines(rates: tuple[int, ...], **more: Any) -> tuple[Window, ...]:
+    return tuple(line(running=128.0, gen_tok_s=float(rate), **more) for rate in rates)
+
+
+def at_128(windows: tuple[Window, ...], client_tok_s: float, **more: Any) -> LevelResult:
+    return level_result(plan(level=128, **more), windows, figures(128, client_tok_s))
+
+
+def plain(windows: tuple[Window, ...], client_tok_s: float) -> dict[str, Any]:
+    """What is known of a best-known without speculation."""
+    table = {128: at_128(windows, client_tok_s, speculation=None)}
+    known = {"busy_steps_s": busy_steps(table), "baseline_clean": told_clean(table, 128)}
+    return {"baseline_steps_s": baseline_steps(table), **known}
+
+
+def test_a_step_with_prefills_is_held_against_one_with_prefills() -> None:
+    known = plain(
+        (*lines(WITH_PREFILLS, accept_len=None, prefill=True), *lines(WITHOUT, accept_len=None)),
+        10_455.0,
+    )
+    assert known["baseline_clean"]
+    assert known["baseline_steps_s"][128.0] == pytest.approx(128 / 18_852, rel=0.01)
+    assert known["busy_steps_s"][128.0] == pytest.approx(128 / 10_455, rel=0.06)
+    found = at_128(lines(DRAFTED, accept_len=3.0, prefill=True), 8_865.0, **known).speculation
+    assert found is not None
+    assert found.speedup is not None
+    assert found.speedup.mean == pytest.approx(8_865 / 10_455, rel=0.06), "as the client saw it"
+    assert found.needed == pytest.approx(3 / found.speedup.mean)
+
+
+def test_a_best_known_told_with_prefills_alone_makes_the_candidates_count_as_well() -> None:
+    known = plain(lines(WITH_PREFILLS, accept_len=None, prefill=True), 9_200.0)
+    assert not known["baseline_clean"]
+    windows = (*lines(DRAFTED, accept_len=3.0, prefill=True), *lines((15_000,) * 3, accept_len=3.0))
+    found = at_128(windows, 10_200.0, **known).speculation
+    assert found is not None
+    assert found.windows == len(windows)
+    assert found.speedup is not None
+    assert found.speedup.mean == pytest.approx(10_200 / 9_200, rel=0.06)
+
+
+def test_without_prefills_on_either_side_the_clean_steps_are_compared() -> None:
+    known = plain((*lines((12_800,) * 5, accept_len=None), *lines((6_400,), accept_len=None, prefill=True)), 12_000.0)
+    windows = (*lines((10_000,) * 4, accept_len=2.0), *lines((5_000,), accept_len=2.0, prefill=True))
+    found = at_128(windows, 9_000.0, **known).speculation
+    assert found is not None
+    assert found.speedup is not None
+    assert found.speedup.mean == pytest.approx(10_000 / 12_800)
+
+
+def test_a_best_known_of_a_record_of_before_has_one_kind_of_steps() -> None:
+    old = {8: level(8, 400.0, running=8.0), 1: level(1, 50.0)}
+    assert busy_steps(old) == baseline_steps(old)
+    assert told_clean(old, 8)
+    assert told_clean(old, 32), "where it was not measured"

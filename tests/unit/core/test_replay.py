@@ -110,6 +110,32 @@ def test_a_changed_record_shows(change: Any, said: str) -> None:
     assert any(said in difference for difference in found), found
 
 
+def nudged(value: Any, by: float) -> Any:
+    """Every float of a record off by this share."""
+    if isinstance(value, dict):
+        return {key: nudged(inner, by) for key, inner in value.items()}
+    return value * (1 + by) if isinstance(value, float) else value
+
+
+def test_another_python_sums_otherwise_in_the_last_digits_and_that_is_no_difference() -> None:
+    """3.12 compensates the sum of floats; a journal is replayed by whatever Python its reader has."""
+    basis, _, evidence = record()
+    requests = [{"sent_s": at, "first_s": at + 0.1, "end_s": at + 0.3, "events": 2} for at in (1.0, 2.0, 3.3)]
+    samples = SAMPLES.model_copy(update={"requests": tuple(RequestSample.model_validate(r) for r in requests)})
+    evidence[8]["samples"] = samples.model_dump(mode="json")
+    told = figures(samples).model_dump()
+    assert told["ttft_ms"], "a table of means is what differs"
+    for by, same in ((1e-14, True), (1e-5, False)):
+        then = LevelResult.model_validate({"concurrency": 8, "figures": nudged(told, by)})
+        off = dataclasses.replace(basis, results=(then,))
+        judged = judge(off)
+        assert judged.score is not None
+        low = dataclasses.replace(judged.score, mean=judged.score.mean * (1 + by))
+        found = replay(off, dataclasses.replace(judged, score=low), evidence, BY_HASH).differences
+        assert (found == ()) is same, found
+        assert same or any("score was" in said for said in found)
+
+
 def test_another_verdict_than_the_record_yields_shows() -> None:
     basis, judgement, evidence = record()
     other = Judgement(judgement.verdict, not judgement.promote, judgement.reasons, judgement.score)

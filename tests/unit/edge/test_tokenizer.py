@@ -1,6 +1,7 @@
 """Prompts are exact wherever a server lets itself be asked; what they rest on is said; nothing a server does is an error."""
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -213,3 +214,32 @@ def test_a_fake_without_a_tokenizer_is_asked_by_its_usage() -> None:
             return await words_for(server.url, Benchmark(), "m"), server.seen.requests
 
     assert [asyncio.run(ask())[0].how, asyncio.run(ask())[1]] == ["exact", 2]
+
+
+def test_a_connection_that_the_server_closes_after_an_error_of_its_own_is_not_its_last_word() -> None:
+    """SGLang's /tokenize fails on a tokenizer without a longest prompt, and uvicorn then closes the connection unannounced.
+
+    The next request goes out on it and is lost; it must not decide whether prompts are exact.
+    """
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        broken = False
+        with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                length = next(int(x.split(":")[1]) for x in head.split("\r\n") if x.startswith("content-length"))
+                body = json.loads(await reader.readexactly(length))
+                if broken:
+                    return
+                broken = "/tokenize" in head
+                said = {"choices": [], "usage": {"prompt_tokens": 0 if broken else len(body["prompt"].split())}}
+                content = json.dumps(said)
+                status = "500 Internal Server Error" if broken else "200 OK"
+                writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(content)}\r\n\r\n{content}".encode())
+
+    async def ask() -> Words:
+        async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            return await words_for(f"http://127.0.0.1:{port}", Benchmark(prompt_tokens=128), "m")
+
+    assert asyncio.run(ask()).how == "exact"
