@@ -5,9 +5,11 @@ Works the parts on as many lanes as there are cores, prints what each found as i
 """
 
 import argparse
+import ctypes
 import importlib
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +23,7 @@ from torture.promises import PROMISES
 from torture.tally import Tally
 
 TESTS = Path(__file__).resolve().parents[1]
+PR_SET_PDEATHSIG = 1
 LEAST_S = 2.0  # a part that gets less than this does one round and ends
 OVERRUN_S = 300.0  # a part that is this late hangs
 
@@ -53,6 +56,7 @@ def arguments() -> argparse.Namespace:
 
 def inside(module: str, bug: str, seed: int, seconds: float) -> int:
     """Run one part in this process, with a bug planted if one is named; print its tally as the last line."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # a harness that is ended takes its parts along
     for known in BUGS:
         if known.name == bug:
             known.plant()
@@ -61,9 +65,11 @@ def inside(module: str, bug: str, seed: int, seconds: float) -> int:
     return 0
 
 
-def run_part(module: str, seed: int, seconds: float, bug: str = "") -> tuple[Tally, str]:
-    """Run a part in a process of its own; return what it found, and why it failed if it did."""
+def run_part(module: str, seed: int, seconds: float, bug: str = "", core: int | None = None) -> tuple[Tally, str]:
+    """Run a part in a process of its own, on one core if it is named; return what it found, and why it failed if it did."""
     command = [sys.executable, "-m", "torture", "--inside", module, "--seed", str(seed), "--seconds", f"{seconds:.1f}"]
+    if core is not None:  # parts that start many processes must not starve the others
+        command = [sys.executable, "-c", _PINNED, str(core), *command]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
     try:
         ran = subprocess.run(
@@ -83,31 +89,34 @@ def run_part(module: str, seed: int, seconds: float, bug: str = "") -> tuple[Tal
     return Tally.from_json(lines[-1]), ""
 
 
+_PINNED = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); os.execv(sys.argv[2], sys.argv[2:])"
+
+
 def work(parts: Iterable[Part], seed: int, seconds: float) -> tuple[Tally, list[str]]:
     """Run the parts on a lane a core; return what they found together, and the parts that failed."""
     waiting: queue.SimpleQueue[Part] = queue.SimpleQueue()
     chosen = sorted(parts, key=lambda part: -part.share)
     for part in chosen:
         waiting.put(part)
-    lanes = min(len(chosen), len(os.sched_getaffinity(0)))
-    whole_s = seconds * lanes / sum(part.share for part in chosen)
+    cores = sorted(os.sched_getaffinity(0))[: len(chosen)]
+    whole_s = seconds * len(cores) / sum(part.share for part in chosen)
     found, failed, lock = Tally(), list[str](), threading.Lock()
 
-    def lane() -> None:
+    def lane(core: int) -> None:
         while True:
             try:
                 part = waiting.get_nowait()
             except queue.Empty:
                 return
             began = time.monotonic()
-            tally, why = run_part(part.module, seed, max(LEAST_S, part.share * whole_s))
+            tally, why = run_part(part.module, seed, max(LEAST_S, part.share * whole_s), core=core)
             with lock:
                 found.add(tally)
                 if why:
                     failed.append(f"{part.module}: {why}")
                 print(line(part, tally, why, time.monotonic() - began), flush=True)
 
-    threads = [threading.Thread(target=lane) for _ in range(lanes)]
+    threads = [threading.Thread(target=lane, args=(core,)) for core in cores]
     for thread in threads:
         thread.start()
     for thread in threads:
