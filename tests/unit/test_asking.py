@@ -35,7 +35,8 @@ class Slow:
 def kept(server: Slow) -> tuple[bool, list[str]]:
     columns: dict[str, Any] = {}
     store = SimpleNamespace(update_trial=lambda _, **more: columns.update(more))
-    whole = asyncio.run(measure._ask_answers(SimpleNamespace(store=store, name="t"), 1, server))  # type: ignore[arg-type]
+    ctx: Any = SimpleNamespace(store=store, name="t", uncut=lambda _: None)
+    whole = asyncio.run(measure._ask_answers(ctx, 1, server, 0))  # type: ignore[arg-type]
     return whole, json.loads(columns["answers"])
 
 
