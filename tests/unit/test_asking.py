@@ -35,7 +35,7 @@ class Slow:
 def kept(server: Slow) -> tuple[bool, list[str]]:
     columns: dict[str, Any] = {}
     store = SimpleNamespace(update_trial=lambda _, **more: columns.update(more))
-    ctx: Any = SimpleNamespace(store=store, name="t", uncut=lambda _: None)
+    ctx: Any = SimpleNamespace(store=store, name="t", uncut=lambda _: None, host=SimpleNamespace(cuts=0))
     whole = asyncio.run(measure._ask_answers(ctx, 1, server, 0))  # type: ignore[arg-type]
     return whole, json.loads(columns["answers"])
 
