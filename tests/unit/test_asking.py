@@ -32,10 +32,17 @@ class Slow:
         return Generated(ok=True, tokens=tokens, text=f"answer {len(self.asked)}")
 
 
+class Here:
+    """A host whose connection is never lost."""
+
+    async def free_disk_mib(self) -> float:
+        return 1000.0
+
+
 def kept(server: Slow) -> tuple[bool, list[str]]:
     columns: dict[str, Any] = {}
     store = SimpleNamespace(update_trial=lambda _, **more: columns.update(more))
-    ctx: Any = SimpleNamespace(store=store, name="t", uncut=lambda _: None, host=SimpleNamespace(cuts=0))
+    ctx: Any = SimpleNamespace(store=store, name="t", host=Here(), uncut=lambda _: None)
     whole = asyncio.run(measure._ask_answers(ctx, 1, server, 0))  # type: ignore[arg-type]
     return whole, json.loads(columns["answers"])
 
