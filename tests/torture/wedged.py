@@ -29,6 +29,7 @@ REACHED_S = 20.0  # a place that the campaign has not come to by then is left fo
 LATE_S = 2.0 * wedging.DEADLINE_S  # one slot's cycle may take its time: by then it is late
 LISTEN_S = 2.5 * wedging.DEADLINE_S
 SETTLED_S = 20.0  # a loaded machine may take this long for what takes a deadline and a half
+NOW_AND_THEN = {"_tidy", "_prune"}  # done once a minute: given up and said, the cycles after it are whole ones
 bug = ""  # planted in the daemons
 
 
@@ -69,11 +70,11 @@ def run(seed: int, seconds: float) -> Tally:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for (place, how), seen in zip(places, pool.map(one, range(len(places))), strict=True):
                 if seen is not None:
-                    _judge(tally, place, how, seen, seed)
+                    _judge(tally, place, how, seen, seed, goes_on=how == "waits" and known[place] in NOW_AND_THEN)
     return tally
 
 
-def _judge(tally: Tally, place: str, how: str, seen: Seen, seed: int) -> None:
+def _judge(tally: Tally, place: str, how: str, seen: Seen, seed: int, *, goes_on: bool = False) -> None:
     if not seen.reached:
         tally.counts["awaits not reached"] += 1
         return
@@ -81,7 +82,7 @@ def _judge(tally: Tally, place: str, how: str, seen: Seen, seed: int) -> None:
     if seen.in_cycles:
         module, line, _ = place.split(":")
         told = f"{module}.py:{line} " in seen.log or f'{module}.py", line {line} ' in seen.log
-        tally.check("P23", kept=not seen.fed_after, how=f"{where}: fed {seen.fed_after} times while it hung")
+        tally.check("P23", kept=goes_on or not seen.fed_after, how=f"{where}: fed {seen.fed_after} times while it hung")
         tally.check("P23", kept=told, how=f"{where}: the log does not say so; it ends {seen.log[-300:]!r}")
         tally.counts["cycles wedged"] += 1
     elif how == "blocks":
