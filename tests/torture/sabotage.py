@@ -3,8 +3,9 @@
 import asyncio
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+
+from torture import filebugs
 
 
 def plant(name: str) -> None:
@@ -22,8 +23,8 @@ def publish_before_commit() -> None:
     journals: list[Journal] = []
     made, add_entry = Journal.__init__, Store.add_entry
 
-    def making(self: Journal, folder: Path) -> None:
-        made(self, folder)
+    def making(self: Journal, *given: Any) -> None:
+        made(self, *given)
         journals[:] = [self]
 
     def adding(self: Store, *words: Any, **named: Any) -> Any:
@@ -37,19 +38,6 @@ def publish_before_commit() -> None:
 
     Journal.__init__ = making  # type: ignore[method-assign]
     Store.add_entry = adding  # type: ignore[method-assign]
-
-
-def retry_fsync() -> None:
-    """A failed fsync of the journal is tried again, and its success believed."""
-    from autotuner.edge.journal import Journal
-
-    def sync(self: Journal, fd: int, path: Path, size: int) -> None:
-        try:
-            os.fsync(fd)
-        except OSError:
-            os.fsync(fd)
-
-    Journal._sync = sync  # type: ignore[method-assign]
 
 
 def inheritable_lock() -> None:
@@ -79,7 +67,7 @@ def no_benchmark_client() -> None:
 NO_CLIENT = "no benchmark client"
 BUGS: dict[str, Callable[[], None]] = {
     "publish before commit": publish_before_commit,
-    "retry fsync": retry_fsync,
+    "retry fsync": filebugs.retry_fsync,
     "inheritable lock fd": inheritable_lock,
     NO_CLIENT: no_benchmark_client,
 }
