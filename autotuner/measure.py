@@ -10,6 +10,7 @@ from autotuner import log, outcome
 from autotuner.bench.goodput import figures_under
 from autotuner.bench.machine import MachineSample, machine_figures
 from autotuner.bench.measurement import Figures, LevelSamples, Progress
+from autotuner.bench.settling import settled
 from autotuner.context import Live, SlotContext
 from autotuner.core import decide
 from autotuner.core.answers import ANSWER_TOKENS, PROMPTS
@@ -137,7 +138,7 @@ class _Level:
         self.rules = LevelRules(ctx.policies)
         self.resolved = ctx.store.launch(action.launch_id).configuration
         self.objective = ctx.objective(self.benchmark)
-        self.gather = Gather(self._plan())
+        self.gather = Gather(self._plan(), settles=self.benchmark.requests is None)
         self.seen = ServerSeen(action.launch_id, alive=True)
         self._began_s = clock.monotonic_s()
         self._looked_s = 0.0
@@ -196,10 +197,12 @@ class _Level:
                 if isinstance(message, LevelSamples):
                     self._machine = machine.samples
                     self.client_void = load.void
-                    return message
-                if message.phase == "steady" and not self.gather.steady:
+                    return settled(message) if self.gather.settles else message
+                begins = message.phase == "steady" and not self.gather.steady
+                if self.gather.add_progress(message):
+                    begins, self._steady_from = True, None
+                if begins:
                     machine.begin()
-                self.gather.add_progress(message)
                 if not await self._alive():
                     return None
                 await self._window(probe, message)

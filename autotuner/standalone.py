@@ -11,6 +11,7 @@ from autotuner.bench.export import Measured
 from autotuner.bench.goodput import figures_under
 from autotuner.bench.machine import machine_figures
 from autotuner.bench.measurement import GoodputLimits, LevelSamples, Progress
+from autotuner.bench.settling import settled
 from autotuner.edge import clock
 from autotuner.edge.load import Load
 from autotuner.edge.machine import MachineWatch, is_this_machine
@@ -84,6 +85,8 @@ class Standalone:
         return Load(self.url, self.benchmark, level, self.model, api_key=self.api_key, cache=self.cache)
 
     def _keep(self, samples: LevelSamples, at: str, machine: MachineWatch | None) -> None:
+        if self.benchmark.requests is None:
+            samples = settled(samples)
         figures = figures_under(samples, self.limits, ignore_eos=self.benchmark.ignore_eos)
         taken = machine.samples if machine is not None else ()
         self.why_no_gpus = machine.why_no_gpus if machine is not None else ""

@@ -63,7 +63,7 @@ class Figures(Values):
     although `ignore_eos` was; what came out longer or shorter is in no TPOT and no E2E. `send_late_ms` is how long after
     their intended time an open loop's requests went out. `client_note` says what is left out because the client was late,
     `prompts_said` what the lengths of synthetic prompts rest on. `load_from` says which way the load came to a server on
-    another machine than the daemon's.
+    another machine than the daemon's. `unsettled_s` is what was left out of the steady part because the rate rose after it.
     """
 
     concurrency: Level
@@ -90,6 +90,7 @@ class Figures(Values):
     client_note: str = ""
     prompts_said: str = ""
     load_from: str = ""
+    unsettled_s: float = 0.0
     void: str = ""
     drift_ratio: float | None = None
     goodput_limits: GoodputLimits | None = None
@@ -170,6 +171,7 @@ def figures(samples: LevelSamples, *, ignore_eos: bool = False) -> Figures:
         client_limited=bool(limit),
         client_note=blurred(samples),
         prompts_said=samples.prompts_said,
+        unsettled_s=samples.unsettled_s,
         void=limit if seconds > 0 else "the load ended before its steady part began",
         drift_ratio=_drift(samples, seconds, per_event, request_s),
         answered_req_s=answered.mean if answered else None,

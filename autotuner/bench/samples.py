@@ -86,7 +86,8 @@ class LevelSamples(Values):
     `unread_bytes_max` the most that was seen waiting in its sockets, `kernel_stamps` tells that TTFT and gaps are the
     kernel's receive times, `capacity_tok_s` how many events a second one process can take, as calibrated on this host.
     `held_back` tells that requests of an open loop did not always go out when due, because as many as allowed were in flight.
-    `prompts_said` tells in a sentence what the lengths of synthetic prompts rest on.
+    `prompts_said` tells in a sentence what the lengths of synthetic prompts rest on. `unsettled_s` is how much of
+    what was taken for the steady part is not in it any more, because the rate rose after it; its events are in `gaps` alone.
     """
 
     kind: Literal["samples"] = "samples"
@@ -111,6 +112,7 @@ class LevelSamples(Values):
     capacity_tok_s: float | None = None
     held_back: bool = False
     prompts_said: str = ""
+    unsettled_s: float = 0.0
 
     @property
     def open_loop(self) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from autotuner.bench.benchmark import Level, LoadKind
 from autotuner.bench.measurement import Figures, Progress, interim_figures, steady_rates
+from autotuner.bench.settling import settled_line
 from autotuner.core.contradiction import contradictions
 from autotuner.core.facts import LevelSoFar
 from autotuner.core.keeping_up import answered_ratio
@@ -60,9 +61,10 @@ class LevelPlan:
 
 @dataclass
 class Gather:
-    """The evidence of one level in progress."""
+    """The evidence of one level in progress. `settles` says that its steady part begins once its rate stands still."""
 
     plan: LevelPlan
+    settles: bool = False
     progress: list[Progress] = field(default_factory=list)
     log_windows: list[Window] = field(default_factory=list)
     metric_windows: list[Window] = field(default_factory=list)
@@ -72,6 +74,9 @@ class Gather:
     _prefill_ranks: set[str] = field(default_factory=set)
     _spoken_ranks: set[str] = field(default_factory=set)
     _ranks: RankJoiner = field(default_factory=RankJoiner)
+    _known_at: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # log and metric windows by then, for each line of progress
 
     @property
     def steady(self) -> bool:
@@ -94,9 +99,27 @@ class Gather:
         cold = [p for p in self.progress if p.phase == "warm-up"]
         return cold[-1] if cold else next(iter(self.progress), None)
 
-    def add_progress(self, progress: Progress) -> None:
-        """Take in one line of the worker."""
+    def add_progress(self, progress: Progress) -> bool:
+        """Take in one line of the worker; tell whether the steady part begins later than was thought, since the rate rose."""
         self.progress.append(progress)
+        self._known_at.append((len(self.log_windows), len(self.metric_windows)))
+        return self._settles()
+
+    def _settles(self) -> bool:
+        concurrency, cold = self.plan.concurrency, self._cold
+        if concurrency is None or not self.settles or not self.steady or cold is None:
+            return False
+        start = next(i for i, line in enumerate(self.progress) if line is cold)
+        lines = settled_line(self.progress[start:], concurrency)
+        if not lines:
+            return False
+        end = start + lines
+        for i in range(start, end + 1):
+            self.progress[i] = self.progress[i].model_copy(update={"phase": "warm-up"})
+        log, metrics = (known + 1 for known in self._known_at[end])  # and the one that holds some of both
+        del self.log_windows[:log], self.metric_windows[:metrics]
+        self._known_at = [(max(0, of_log - log), max(0, of_metrics - metrics)) for of_log, of_metrics in self._known_at]
+        return True
 
     def add_log(self, facts: tuple[LogFact, ...]) -> None:
         """Take in the facts of new log lines.

@@ -28,6 +28,11 @@ def requests_remarks(f: Figures) -> list[str]:
     return found
 
 
+def unsettled(f: Figures) -> str:
+    """Given the figures of a level whose rate rose in its steady part, say that what came before is not in them."""
+    return f"the rate rose {f.unsettled_s:.1f} s into what was taken for the steady part, which is counted from there"
+
+
 def level_remarks(f: Figures, benchmark: Benchmark) -> list[str]:
     """Given a level's figures and its benchmark, return all that is to be said of it beside the table."""
     found = [f"void: {f.void}"] if f.void else []
@@ -36,6 +41,8 @@ def level_remarks(f: Figures, benchmark: Benchmark) -> list[str]:
         found.append(f.client_note)
     if f.requests_retried:
         found.append(f"{_requests(f.requests_retried)} went out twice: an idle connection was closed under them")
+    if f.unsettled_s:
+        found.append(unsettled(f))
     if f.drift_ratio is not None:
         found.append(f"the rate changed by {100 * f.drift_ratio:+.0f} % from the first third to the last")
     answered = f.answered_req_s

@@ -15,7 +15,7 @@ from autotuner.core.effective import Difference
 from autotuner.core.entry import Draft
 from autotuner.core.keeping_up import KEEPS_UP_MIN
 from autotuner.core.policy import Fired
-from autotuner.core.remarks import requests_remarks
+from autotuner.core.remarks import requests_remarks, unsettled
 from autotuner.core.speculation import SpeculationAtLevel
 from autotuner.core.state import Verdict
 from autotuner.core.statistics import Interval
@@ -285,6 +285,9 @@ def _of_levels(report: TrialReport) -> list[tuple[str, str]]:
         )
         for r in report.results
         if r.figures.drift_ratio is not None
+    ]
+    bullets += [
+        ("Warm-up", f"{r.figures.level_name}: {unsettled(r.figures)}") for r in report.results if r.figures.unsettled_s
     ]
     bullets += [("Requested against effective", str(difference)) for difference in report.differences]
     bullets += [

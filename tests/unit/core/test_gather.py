@@ -405,3 +405,43 @@ def test_a_best_known_of_a_record_of_before_has_one_kind_of_steps() -> None:
     assert busy_steps(old) == baseline_steps(old)
     assert told_clean(old, 8)
     assert told_clean(old, 32), "where it was not measured"
+
+
+def rising(gather: Gather, rates: tuple[int, ...]) -> list[bool]:
+    """Lines twice a second of eight streams whose requests take a second, with so many events in each second in turn."""
+    gather.add_progress(progress(1.0, "warm-up"))
+    moved, done = [], 3
+    for half in range(2 * len(rates)):
+        done += 4
+        said = progress(1.5 + half / 2, events=rates[half // 2] // 2).model_copy(update={"done": done})
+        moved.append(gather.add_progress(said))
+    return moved
+
+
+def test_a_level_whose_rate_rises_begins_where_it_stands_still() -> None:
+    gather = Gather(plan(), settles=True)
+    moved = rising(gather, (100, 104, 98, 300, 310, 305, 296))
+    assert moved.count(True) == 1
+    assert gather.steady_s == pytest.approx(4.0), (
+        "its time counts from there, so that the level lasts as long as it should"
+    )
+    assert gather.so_far().figures.output_tok_s == pytest.approx(302.75, rel=0.01)
+
+
+def test_what_the_server_said_before_the_rate_rose_is_forgotten() -> None:
+    gather = Gather(plan(), settles=True)
+    gather.add_progress(progress(1.0, "warm-up"))
+    for half, events in enumerate((50, 50, 50, 50, 150, 150, 150, 150, 150, 150)):
+        at_s = 1.5 + half / 2
+        gather.add_progress(progress(at_s, events=events).model_copy(update={"done": 3 + 4 * half}))
+        gather.add_log((line(gen_tok_s=float(2 * events)),))
+        gather.add_scrape(at_s, counters(10 * half, 10 * half))
+    assert gather.steady_s == pytest.approx(3.0)
+    assert {w.gen_tok_s for w in gather.log_windows} == {300.0}
+    assert {w.gen_tok_s for w in gather.metric_windows} == {300.0}
+
+
+@pytest.mark.parametrize(("settles", "level"), [(False, 8), (True, 2.5)])
+def test_a_level_that_ends_by_count_or_is_sent_at_a_rate_is_taken_as_it_is(settles: bool, level: float) -> None:
+    gather = Gather(plan(level=level, load="concurrency" if level == 8 else "request-rate"), settles=settles)
+    assert not any(rising(gather, (100, 104, 98, 300, 310, 305, 296)))
