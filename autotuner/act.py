@@ -187,8 +187,8 @@ async def record_end(ctx: SlotContext, action: decide.RecordEnd) -> None:
             facts = server_facts(alive=False, exit_code=seen.exit_code, diagnosis=diagnosis)
             ends, proposed = _look(Watch(ctx.policies), facts)
             fired = ends or server_ended(diagnosis)
-            ctx.store.update_trial(trial.id, ended=fired.model_dump_json())
             outcome.want(ctx, trial.id, proposed, None, row.configuration.effective if row.configuration else known)
+            outcome.ended_by_its_server(ctx, trial.id, diagnosis, fired)
         elif not row.end_asked and was_ready:
             ctx.store.add_entry(
                 ended_entry(ctx.name, row.name, diagnosis, seen.exit_code, "the best-known server is restored"),
@@ -323,8 +323,8 @@ def _did_not_start(following: _Following, seen: ServerSeen, diagnosis: Diagnosis
     with ctx.store.transaction():
         outcome.launch_ended(ctx, row, seen, diagnosis, asked=False)
         if row.trial_id is not None:
-            ctx.store.update_trial(row.trial_id, ended=fired.model_dump_json())
             outcome.want(ctx, row.trial_id, following.proposed, None, following.log.effective)
+            outcome.ended_by_its_server(ctx, row.trial_id, diagnosis, fired)
         else:
             ctx.store.add_entry(
                 ended_entry(

@@ -69,8 +69,8 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
         diagnosis, fired = died
         with ctx.store.transaction():
             outcome.launch_ended(ctx, ctx.store.launch(action.launch_id), level.seen, diagnosis, asked=False)
-            ctx.store.update_trial(action.trial_id, ended=fired.model_dump_json())
             level.want()
+            outcome.ended_by_its_server(ctx, action.trial_id, diagnosis, fired)
         return
     result = level.judge(samples)
     with ctx.store.transaction():

@@ -15,11 +15,12 @@ from autotuner.context import Live, SlotContext
 from autotuner.core import report
 from autotuner.core.candidate import to_toml
 from autotuner.core.confirm import Owed, noise_between, owed_again
+from autotuner.core.decide import INTERRUPTIONS_MAX
 from autotuner.core.entry import Draft
 from autotuner.core.followups import PURPOSE
 from autotuner.core.front import OnFront, described, front, rates_of
 from autotuner.core.objective import deciding_levels
-from autotuner.core.policy import Fired
+from autotuner.core.policy import Fired, built_in
 from autotuner.core.speculation import USUAL_DOUBT, Doubt
 from autotuner.core.state import LaunchState, ProposalState, TrialState, Verdict
 from autotuner.core.statistics import Interval, budget_share, relative_half_width
@@ -28,6 +29,7 @@ from autotuner.edge import clock
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.rows import LaunchRow, Trial, basis_json, judgement_columns, read_benchmark
 from autotuner.engines.base import Diagnosis, Effective
+from autotuner.engines.diagnosis import TOLD_TO_STOP
 
 _DIAGNOSIS = TypeAdapter(Diagnosis)
 WARMUP_SHARE = 0.3  # of a level's measured time, for the plan that `enqueue` and entries show
@@ -120,6 +122,22 @@ def requeue(ctx: SlotContext, trial_id: int, why: str) -> None:
             f"put back {trial.name}",
             f"The trial of {trial.name} was interrupted and is first in the queue again: {why}.",
         )
+
+
+def ended_by_its_server(ctx: SlotContext, trial_id: int, diagnosis: Diagnosis, fired: Fired) -> None:
+    """Record what the end of a trial's server means for the trial.
+
+    A server that somebody else ended tells nothing of the candidate: the trial begins anew, but not for ever.
+    """
+    trial = ctx.store.trial(trial_id)
+    if diagnosis.cause == TOLD_TO_STOP and trial.interruptions <= INTERRUPTIONS_MAX:
+        ctx.store.update_trial(trial_id, interruptions=trial.interruptions + 1)
+        requeue(ctx, trial_id, diagnosis.sentence)
+        return
+    if diagnosis.cause == TOLD_TO_STOP:
+        said = f"{diagnosis.sentence}, and the trial was cut short {trial.interruptions} times before"
+        fired = built_in("stopped-from-outside", said, Verdict.ERROR, diagnosis.advice)
+    ctx.store.update_trial(trial_id, ended=fired.model_dump_json())
 
 
 def give_up(ctx: SlotContext, trial_id: int, why: str) -> None:

@@ -34,7 +34,7 @@ class SlotWorker:
         self._task: asyncio.Task[None] | None = None
         self._doing: Doing | None = None
         self._wait_until_s = 0.0
-        self._interrupted_by_start = False
+        self._cut_short: int | None = None  # the trial that was in hand when the daemon started
         self._probed_s = 0.0
         self._failed = ""
         self._cuts = 0
@@ -60,7 +60,7 @@ class SlotWorker:
         with store.transaction():
             if trial is not None:
                 store.update_trial(trial.id, interruptions=trial.interruptions + 1)
-                self._interrupted_by_start = True
+                self._cut_short = trial.id
             slot = store.slot(name)
             held = slot.degraded or slot.hands_off or slot.stopped
             if store.ladder(name) and not held and not slot.restore_wanted:
@@ -157,7 +157,7 @@ class SlotWorker:
 
         Of a slot with nothing to try, time changes nothing: a cycle then costs one question.
         """
-        version = (*self.ctx.store.version(), self.ctx.settings, self._interrupted_by_start)
+        version = (*self.ctx.store.version(), self.ctx.settings, self._cut_short)
         if self._doing is not None:
             return self._record()
         if self._kept is not None and self._kept[0] == version and clock.monotonic_s() < self._kept[1]:
@@ -227,7 +227,7 @@ class SlotWorker:
         return next((f.sentence for f in fired if f.action == "pause" and not f.dry_run), "")
 
     def _interrupt(self, slot: SlotRow, trial: Trial) -> str:
-        if self._interrupted_by_start:
+        if trial.id == self._cut_short:
             return "the daemon ended during it"
         if slot.paused.startswith("now:"):
             return slot.paused
@@ -325,6 +325,7 @@ class SlotWorker:
         ctx = self.ctx
         match action:
             case decide.BeginTrial():
+                self._cut_short = None
                 outcome.begin_trial(ctx, action.trial_id)
             case decide.Conclude():
                 if followup.unsettled(ctx, action.trial_id):
@@ -333,10 +334,9 @@ class SlotWorker:
                     outcome.conclude(ctx, action.trial_id)
             case decide.Requeue():
                 outcome.requeue(ctx, action.trial_id, why)
-                self._interrupted_by_start = False
+                self._cut_short = None
             case decide.GiveUp():
                 outcome.give_up(ctx, action.trial_id, why)
-                self._interrupted_by_start = False
             case decide.QueueBaseline():
                 outcome.queue_baseline(ctx, action.candidate_id, why)
             case decide.RestoreDone():

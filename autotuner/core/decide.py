@@ -289,7 +289,8 @@ def _trial_yields(recorded: Recorded, observed: Observed) -> Decision | None:
     if trial.interruptions > INTERRUPTIONS_MAX:
         return Decision(
             GiveUp(trial.id),
-            f"the daemon ended {trial.interruptions} times during the trial of {trial.name}, which may be the cause",
+            f"the daemon or the server ended {trial.interruptions} times during the trial of {trial.name}, "
+            "which may be the cause",
         )
     return Decision(Requeue(trial.id), f"{trial.name} goes back to the queue: {reason}")
 

@@ -16,6 +16,12 @@ EVIDENCE_LINES = 6
 TRACEBACK_LINES = 120
 WORDS_MAX = 160
 
+TOLD_TO_STOP = "told-to-stop"  # its server's end tells nothing of a candidate
+LOOK = "look for an operator, a scheduler or a service manager that ended it"
+# By what they end with, and by what a shell says of it.
+_TOLD = {-15: "SIGTERM", -2: "SIGINT", -1: "SIGHUP", 143: "SIGTERM", 130: "SIGINT", 129: "SIGHUP"}
+_UNNAMED = frozenset({"unknown", TOLD_TO_STOP})  # they only say that it ended: a cause beside them counts more
+
 _READY = re.compile(r"fired up and ready to roll|Application startup complete|listening on http")
 # Between these two the memory that is asked for is the graphs'. vLLM says no word when it begins, but the size of its
 # KV pool is the last line before.
@@ -137,11 +143,11 @@ def find(signatures: tuple[Signature, ...], lines: tuple[str, ...]) -> Diagnosis
 
 
 def _named(signatures: tuple[Signature, ...]) -> tuple[Signature, ...]:
-    return tuple(s for s in signatures if s.cause != "unknown")
+    return tuple(s for s in signatures if s.cause not in _UNNAMED)
 
 
 def _unnamed(signatures: tuple[Signature, ...]) -> tuple[Signature, ...]:
-    return tuple(s for s in signatures if s.cause == "unknown")
+    return tuple(s for s in signatures if s.cause in _UNNAMED)
 
 
 def since_ready(lines: tuple[str, ...]) -> tuple[str, ...]:
@@ -191,6 +197,10 @@ def _by_exit_code(exit_: ServerExit, lines: tuple[str, ...]) -> Diagnosis:
         advice = "look for the OOM killer in the kernel log (dmesg); engines also end themselves this way"
         sentence = f"the server was killed (SIGKILL) {when}, and its log does not say why"
         return Diagnosis("unknown", sentence, advice, tail)
+    if exit_.code in _TOLD:
+        return Diagnosis(
+            TOLD_TO_STOP, f"somebody other than autotuner ended the server {when} ({_TOLD[exit_.code]})", LOOK, tail
+        )
     if exit_.code is not None and exit_.code < 0:
         return Diagnosis("unknown", f"the server ended by signal {-exit_.code} {when}", "", tail)
     said = f"exit code {exit_.code}" if exit_.code is not None else "no exit code was recorded"

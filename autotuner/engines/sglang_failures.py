@@ -2,7 +2,7 @@
 
 import re
 
-from autotuner.engines.diagnosis import signature
+from autotuner.engines.diagnosis import LOOK, TOLD_TO_STOP, signature
 
 # Lines that hold frightening words in a healthy start. The dump of the arguments may hold any word at all.
 BENIGN = re.compile(
@@ -141,10 +141,10 @@ SIGNATURES = (
         "a slow or shared disk: load once to warm the page cache, or copy the model to a local disk",
     ),
     signature(
-        "unknown",
+        TOLD_TO_STOP,
         r"SIGTERM received",
         "somebody other than autotuner told the server to stop",
-        "look for an operator, a scheduler or a service manager that ended it",
+        LOOK,
         weak=True,  # an exception before it is the cause
     ),
     signature(

@@ -2,7 +2,7 @@
 
 import re
 
-from autotuner.engines.diagnosis import signature
+from autotuner.engines.diagnosis import LOOK, TOLD_TO_STOP, signature
 from autotuner.engines.vocabulary import Action
 
 # Lines that hold frightening words in a healthy server. The dumps of arguments may hold any word at all.
@@ -161,10 +161,10 @@ SIGNATURES = (
     ),
     signature("unknown", r"core proc \S+ died unexpectedly", "the engine's process died", _ABOVE, weak=True),
     signature(
-        "unknown",
+        TOLD_TO_STOP,
         r"\[shutdown\] API server: shutdown triggered|trigger received signal=SIGTERM",
         "somebody other than autotuner told the server to stop",
-        "look for an operator, a scheduler or a service manager that ended it",
+        LOOK,
         weak=True,
     ),
     # An honest "unknown": this line only says that another one, which is not here, holds the cause.

@@ -110,6 +110,7 @@ CAUSES: dict[str, Cause] = {
     "state-slots-limit": Cause("recurrent-state slots, not KV, limit the running requests", _A.FIX_FLAGS),
     "step-cost": Cause("the speculative step is so much dearer that its accept length does not pay", _A.ABANDON),
     "thermal-or-power-limit": Cause("clocks are held down by heat or a power cap", _A.REMEASURE),
+    "told-to-stop": Cause("somebody other than autotuner ended the server", _A.LOOK_OUTSIDE),
     "unequal-outputs": Cause("the arms produced outputs of different length or text", _A.REMEASURE),
     "unknown": Cause("the cause is not in the lines shown", _A.READ_OTHER_SOURCE),
     "unsuitable-prior": Cause("an expectation or imported number does not apply or cannot be true", _A.REJECT_DATA),

@@ -13,7 +13,7 @@ from autotuner.context import SlotContext
 from autotuner.core import decide
 from autotuner.core.candidate import Candidate, Launch
 from autotuner.core.decide import decide as next_action
-from autotuner.core.state import LaunchState, Purpose, Verdict
+from autotuner.core.state import LaunchState, Purpose, TrialState, Verdict
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.rows import LaunchRow
 from autotuner.edge.store import Store
@@ -56,9 +56,9 @@ def in_hand(ctx: SlotContext) -> int:
     return trial
 
 
-def intend(ctx: SlotContext, trial: int | None) -> None:
+def intend(ctx: SlotContext, trial: int | None, launch: str = "l1") -> None:
     row: dict[str, Any] = {
-        "id": "l1", "slot": "kimi", "candidate_id": CANDIDATE.id, "name": "base", "trial_id": trial, "state": LaunchState.INTENDED,
+        "id": launch, "slot": "kimi", "candidate_id": CANDIDATE.id, "name": "base", "trial_id": trial, "state": LaunchState.INTENDED,
         "purpose": Purpose.TRIAL if trial else Purpose.RESTORE, "intended_at": AT, "boot_id": "b", "mono_s": 1.0, "ready_s": None,
         "gpu_used_mib": {}, "ended_at": None, "exit_code": None, "end_asked": False, "diagnosis": None,
     }  # fmt: skip
@@ -120,3 +120,36 @@ def worked(ctx: SlotContext, free_mib: float) -> decide.Decision:
     worker = SlotWorker(ctx)
     worker._free_mib = free_mib
     return next_action(worker._record(), decide.Observed())
+
+
+class Told(Host):
+    """Its servers have ended by the signal with which people and service managers end one."""
+
+    async def inspect(self, launch_id: str) -> ServerSeen:
+        return ServerSeen(launch_id, alive=False, exit_code=-15)
+
+
+def test_a_server_that_somebody_else_ended_is_not_held_against_its_candidate_but_not_for_ever(ctx: SlotContext) -> None:
+    ctx.host = Told()  # type: ignore[assignment]
+    trial = in_hand(ctx)
+    for number in range(decide.INTERRUPTIONS_MAX + 1):
+        intend(ctx, trial, f"l{number}")
+        asyncio.run(act.record_end(ctx, decide.RecordEnd(f"l{number}")))
+        assert ctx.store.trial_in_hand("kimi") is None, "it is first in the queue again"
+        assert "somebody other than autotuner ended the server" in ctx.store.entries_after(0)[-1].text
+        outcome.begin_trial(ctx, trial)
+    intend(ctx, trial, "last")
+    asyncio.run(act.record_end(ctx, decide.RecordEnd("last")))
+    ended = ctx.store.trial(trial).ended
+    assert ended is not None
+    assert (ended.rule, ended.verdict) == ("stopped-from-outside", Verdict.ERROR)
+
+
+def test_a_start_of_the_daemon_cuts_short_the_trial_in_hand_and_none_after_it(ctx: SlotContext) -> None:
+    worker, first = SlotWorker(ctx), in_hand(ctx)
+    worker.start_up()
+    slot = ctx.store.slot("kimi")
+    assert worker._interrupt(slot, ctx.store.trial(first)) == "the daemon ended during it"
+    ctx.store.move_trial(first, TrialState.DONE)  # by what its server had ended by, before it could be put back
+    second = in_hand(ctx)
+    assert worker._interrupt(slot, ctx.store.trial(second)) == ""

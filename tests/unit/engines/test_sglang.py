@@ -437,7 +437,10 @@ def test_our_own_sigterm_looks_like_a_crash_and_is_not_one() -> None:
 def test_somebody_elses_sigterm_is_named() -> None:
     lines = tuple(recorded("sglang-0.5.12-eagle3-capped.log"))
     diagnosis = ENGINE.diagnose(ServerExit(-9, False, True), lines)
-    assert (diagnosis.cause, diagnosis.sentence) == ("unknown", "somebody other than autotuner told the server to stop")
+    assert (diagnosis.cause, diagnosis.sentence) == (
+        "told-to-stop",
+        "somebody other than autotuner told the server to stop",
+    )
 
 
 def test_a_flag_of_another_release_is_named_from_the_recording() -> None:
