@@ -29,8 +29,8 @@ from autotuner.edge.load_far import FarLoad
 from autotuner.edge.machine import MachineWatch, NoWatch
 from autotuner.edge.probes import GENERATE_TIMEOUT_S, Probe
 from autotuner.edge.rows import Trial
-from autotuner.engines import situation
-from autotuner.engines.base import Diagnosis, Engine, ServerExit
+from autotuner.engines import nccl, situation
+from autotuner.engines.base import Diagnosis, Engine, ServerExit, Stage
 from autotuner.engines.reading import read
 from autotuner.errors import HostError
 
@@ -183,6 +183,7 @@ class _Level:
             constraints=binding if self.trial.is_baseline else objective.constraints,
             latency_counts=objective.counts_latency,
             best_answered_ratio=best.answered_ratio if best else None,
+            silence_limit_s=self.engine.silence_limit_s(Stage.GENERATING),
         )
 
     async def drive(self, probe: Probe) -> LevelSamples | None:
@@ -237,6 +238,7 @@ class _Level:
             return None
         lines = await self.log.rest()
         diagnosis = self.engine.diagnose(ServerExit(self.seen.exit_code, asked=False, became_ready=True), lines)
+        diagnosis = nccl.blame(diagnosis, self.candidate, lines)
         facts = {**server_facts(alive=False, exit_code=self.seen.exit_code, diagnosis=diagnosis), **self._facts()}
         return diagnosis, self.rules.look("window", facts) or server_ended(diagnosis)
 
@@ -254,7 +256,7 @@ class _Level:
         # What another client measured wrongly must not be judged; that requests failed is no matter of its clock.
         if self.rules.ended is None and (measured.requests_failed or not self.client_void):
             self.rules.look("level", self._facts(measured))
-        ended = self.rules.ended
+        ended = self._named(self.rules.ended)
         if ended is not None and ended.action == "void":
             measured = measured.model_copy(update={"void": ended.sentence})
         result = self.gather.result(measured)
@@ -262,6 +264,14 @@ class _Level:
         machine = machine_figures(self._machine, measured.output_tok_s)
         found = {"fired": ended_by, "settled": self.rules.settled, "reading": self._reading(), "machine": machine}
         return result.model_copy(update=found)
+
+    def _named(self, fired: Fired | None) -> Fired | None:
+        """What a level that hangs waits for, as far as its candidate and its lines tell."""
+        if fired is None or "level.silent_s" not in fired.facts:
+            return fired
+        found = Diagnosis("silent-stage", fired.sentence, fired.advice)
+        found = nccl.blame(found, self.candidate, self.log.since(0), hangs=True)
+        return fired.model_copy(update={"sentence": found.sentence, "advice": found.advice})
 
     def _reading(self) -> LevelReading | None:
         """What the server's lines of the steady part amount to, where that is more than the figures say."""
