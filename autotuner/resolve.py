@@ -36,12 +36,12 @@ async def configuration(ctx: SlotContext, row: LaunchRow, candidate: Candidate, 
     told = replace(log.nccl, added=bool(nccl.watching(candidate))) if log.nccl != Nccl() else None
     found = differences(engine.asked(candidate), effective, demand, candidate.engine, env)
     found += unheeded(env, told) if told is not None else ()
-    return Configuration(effective, found, identity(candidate, effective, told), told, await topology(ctx))
+    return Configuration(effective, found, identity(candidate, effective, told), told, await topology(ctx, candidate))
 
 
-async def topology(ctx: SlotContext) -> Topology | None:
-    """Ask how the host's GPUs are joined, once a host and boot; None where there are no two, or no driver answers."""
-    if len(ctx.slot.gpus) == 1:
+async def topology(ctx: SlotContext, candidate: Candidate) -> Topology | None:
+    """Ask how the host's GPUs are joined, once a host and boot; None where one is used at most, or no driver answers."""
+    if (len(ctx.slot.gpus) or nccl.ranks(candidate) or 1) == 1:
         return None
     if ctx.topology is None or ctx.topology[0] != ctx.host.cuts:
         try:

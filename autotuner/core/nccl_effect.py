@@ -7,16 +7,18 @@ from collections.abc import Mapping
 
 from autotuner.core.effective import Difference
 from autotuner.core.nccl import Nccl
-from autotuner.engines import nccl as table
+from autotuner.engines.nccl import SETTINGS, all_reduce_by, protocols, tuned
 
 
 def differences(env: Mapping[str, str], nccl: Nccl) -> tuple[Difference, ...]:
     """Given a candidate's variables and what NCCL says, return where NCCL did not do what was asked for."""
-    asked = table.tuned(env)
+    asked = tuned(env)
     if not asked or not nccl.spoke:
         return ()
-    found = [_unheard(name, value, nccl) for name, value in asked.items() if table.SETTINGS[name].told]
-    found += [_algorithm(asked, nccl), _protocol(asked, nccl), _peers(asked, nccl), _channels(asked, nccl)]
+    unheard = [_unheard(name, value, nccl) for name, value in asked.items() if SETTINGS[name].told]
+    named = {difference.what for difference in unheard if difference is not None}
+    heard = {name: value for name, value in asked.items() if name not in named}
+    found = [*unheard, _algorithm(heard, nccl), _protocol(heard, nccl), _peers(asked, nccl), _channels(asked, nccl)]
     return tuple(difference for difference in found if difference is not None)
 
 
@@ -33,7 +35,7 @@ def _unheard(name: str, value: str, nccl: Nccl) -> Difference | None:
 
 def _algorithm(asked: Mapping[str, str], nccl: Nccl) -> Difference | None:
     """From 2.22 on NCCL connects what it uses: rings alone mean that no tree was asked to carry anything."""
-    wanted = table.all_reduce_by(asked.get("NCCL_ALGO", ""))
+    wanted = all_reduce_by(asked.get("NCCL_ALGO", ""))
     if not wanted:
         return None
     shown = asked["NCCL_ALGO"]
@@ -52,7 +54,7 @@ def _algorithm(asked: Mapping[str, str], nccl: Nccl) -> Difference | None:
 
 
 def _protocol(asked: Mapping[str, str], nccl: Nccl) -> Difference | None:
-    wanted = table.protocols(asked.get("NCCL_PROTO", ""))
+    wanted = protocols(asked.get("NCCL_PROTO", ""))
     used = {word.split()[1].lower() for word in nccl.chose}
     if not wanted or not used or used & wanted:
         return None

@@ -17,11 +17,13 @@ from autotuner.core.decide import RunLevel
 from autotuner.core.effective import Configuration, merge
 from autotuner.core.state import LaunchState, Purpose, TrialState, Verdict
 from autotuner.core.verdict import Judgement
+from autotuner.edge.host import Ran
 from autotuner.edge.rows import LaunchRow, Trial, configuration_json, judgement_columns
 from autotuner.edge.store import Store
 from autotuner.engines.base import Effective
 from autotuner.settings import Settings
 
+TOPOLOGY = (Path(__file__).parent / "core" / "data" / "topo-2-h200.txt").read_text()
 RECORDINGS = Path(__file__).parent / "engines" / "recordings"
 AT = "2026-11-29 15:02:14Z"
 BENCHMARK = Benchmark(levels=(1, 8, 128))
@@ -30,6 +32,15 @@ SETTINGS = Settings.model_validate({"state_dir": "/nowhere", "slots": {"kimi": {
 
 class FakeHost:
     """Its servers' logs are the recorded one, whole; nothing of it was read before the server served."""
+
+    cuts = 0
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, ...]] = []
+
+    async def run(self, argv: tuple[str, ...], timeout_s: float) -> Ran:
+        self.asked.append(argv)
+        return Ran(0, TOPOLOGY)
 
     async def read_log(self, launch_id: str, offset: int) -> bytes:
         return (RECORDINGS / "sglang-0.5.12-eagle3-capped.log").read_bytes()[offset:]
