@@ -307,6 +307,7 @@ async def _start_given_up(following: _Following, fired: Fired) -> None:
     seen = await ctx.host.stop(row.id, ctx.slot.stop_grace_s)
     lines = await following.log.rest()
     diagnosis = _why_silent(following, fired, lines)
+    fired = fired.model_copy(update={"advice": diagnosis.advice})
     _must_be_stopped(seen, row)
     _did_not_start(following, seen, diagnosis, fired)
 

@@ -18,7 +18,8 @@ from autotuner.core.facts import level_facts, server_facts
 from autotuner.core.followups import speculation_by_level
 from autotuner.core.gather import Gather, LevelPlan, baseline_steps, busy_steps, told_clean
 from autotuner.core.objective import Constraints, Standing, weights_of
-from autotuner.core.policy import Facts, Fired, holding
+from autotuner.core.policy import Facts, Fired, built_in, holding
+from autotuner.core.state import Verdict
 from autotuner.core.verdict import LevelReading, LevelResult, disagreement, too_late_best
 from autotuner.core.watching import LevelRules, server_ended
 from autotuner.edge import clock
@@ -39,6 +40,7 @@ EXTEND_MAX = 3.0  # a level may last this many times its time where a rule asks 
 ANSWERS_TIMEOUT_S = 60.0  # no fixed prompt is begun later than this
 ON_HOST = "the load was driven on host {host} itself"
 FORWARDED = "the load came through a port forwarded to host {host}: latencies hold the way there and back"
+HANGS = f"the server is up, but did not answer a fixed prompt within {GENERATE_TIMEOUT_S:g} s and has not come to rest since"
 FEW_ANSWERS_MAX = 2.0  # and this many times where fewer requests were answered than run at once
 
 
@@ -58,6 +60,8 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
             if disagreement(outcome.trial_so_far(ctx, ctx.store.trial(action.trial_id))):
                 return
         if not await becomes_idle(probe, level.engine, IDLE_WAIT_S + given_up_s):
+            if given_up_s and await level.hangs_at_prompts():
+                return
             raise HostError(
                 f"{level.trial.name} has requests running that are not the benchmark's; the level cannot be measured"
             )
@@ -139,6 +143,7 @@ class _Level:
         self.objective = ctx.objective(self.benchmark)
         self.gather = Gather(self._plan())
         self.seen = ServerSeen(action.launch_id, alive=True)
+        self.cuts = ctx.host.cuts
         self._began_s = clock.monotonic_s()
         self._looked_s = 0.0
         self._steady_from: int | None = None
@@ -231,6 +236,18 @@ class _Level:
     def _launches_before(self) -> int:
         """How many launches of the candidate were for trials before this one: the n-th of each is sent the same prompts."""
         return self.ctx.store.launches_before(self.ctx.store.launch(self.action.launch_id))
+
+    async def hangs_at_prompts(self) -> bool:
+        """Whether a server that did not answer the fixed prompts lives all the same; its trial then ends by that."""
+        if not await self._alive():
+            return False
+        self.ctx.uncut(self.cuts)
+        found = Diagnosis("no-output", HANGS, "read its log (autotuner show --log)")
+        await self.log.facts()
+        found = nccl.blame(found, self.candidate, self.log.since(0), hangs=True)
+        ended = built_in("does-not-answer", found.sentence, Verdict.FAIL, found.advice)
+        self.ctx.store.update_trial(self.trial.id, ended=ended.model_dump_json())
+        return True
 
     async def death(self) -> tuple[Diagnosis, Fired] | None:
         """If the server has died, return why and the rule that names it."""

@@ -26,6 +26,7 @@ from autotuner.core.statistics import Interval, budget_share, relative_half_widt
 from autotuner.core.topology import joined
 from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, agreed, judge
 from autotuner.edge import clock
+from autotuner.edge.families import family
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.rows import LaunchRow, Trial, basis_json, judgement_columns, read_benchmark
 from autotuner.engines import nccl
@@ -386,6 +387,7 @@ def _trial_draft(
             answers=agreed(so_far),
             front=tuple(described(found)) if len(found) > 1 else (),
             nccl=str(known.nccl) if known and known.nccl is not None and known.nccl.version else "",
+            family=family(ctx.store, trial, judgement),
             topology=joined(known.topology, ctx.slot.gpus) if known else "",
         )
     )

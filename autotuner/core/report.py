@@ -57,6 +57,7 @@ class TrialReport:
     front: tuple[str, ...] = ()
     nccl: str = ""
     topology: str = ""
+    family: str = ""
 
 
 def trial_entry(report: TrialReport) -> Draft:
@@ -246,6 +247,7 @@ def _bullets(report: TrialReport) -> list[tuple[str, str]]:
         if such:
             bullets.append(("Speculation", f"{why} at {_levels(such)}, so there is nothing to judge"))
     bullets += _of_levels(report)
+    bullets += [("Family", report.family)] * bool(report.family)
     bullets += [("NCCL", report.nccl)] * bool(report.nccl) + [("Topology", report.topology)] * bool(report.topology)
     if report.answers is not None:
         over = f"{report.answers.mean:.2f} over {report.answers.prompts} prompts"

@@ -232,7 +232,9 @@ def _wrong_value(name: str, value: str) -> str:
         if value.lower() in known or digits:
             return ""
         ignored = "NCCL ignores it without a word" if name == "NCCL_P2P_LEVEL" else "NCCL does not take it"
-        return f"env.{name} = {value!r} is no value of it, {ignored}: {nearest(value.upper(), list(row.values))}"
+        hint = _hint(value.lower(), row.values)
+        takes = "" if hint.startswith("known") else f" It takes {', '.join(row.values)}"
+        return f"env.{name} = {value!r} is no value of it, {ignored}: {hint}{takes}"
     for number, (function, _, words) in enumerate(_entries(value)):
         if function and function not in {f.lower() for f in FUNCTIONS}:
             return f"env.{name} = {value!r}: NCCL has no function {function!r}: {_hint(function, FUNCTIONS)}"
