@@ -60,7 +60,7 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
             if disagreement(outcome.trial_so_far(ctx, ctx.store.trial(action.trial_id))):
                 return
         if not await becomes_idle(probe, level.engine, IDLE_WAIT_S + given_up_s):
-            if given_up_s and await level.hangs_at_prompts():
+            if given_up_s and await level.hangs_at_prompts(cuts):
                 return
             raise HostError(
                 f"{level.trial.name} has requests running that are not the benchmark's; the level cannot be measured"
@@ -143,7 +143,6 @@ class _Level:
         self.objective = ctx.objective(self.benchmark)
         self.gather = Gather(self._plan())
         self.seen = ServerSeen(action.launch_id, alive=True)
-        self.cuts = ctx.host.cuts
         self._began_s = clock.monotonic_s()
         self._looked_s = 0.0
         self._steady_from: int | None = None
@@ -237,11 +236,11 @@ class _Level:
         """How many launches of the candidate were for trials before this one: the n-th of each is sent the same prompts."""
         return self.ctx.store.launches_before(self.ctx.store.launch(self.action.launch_id))
 
-    async def hangs_at_prompts(self) -> bool:
+    async def hangs_at_prompts(self, cuts: int) -> bool:
         """Whether a server that did not answer the fixed prompts lives all the same; its trial then ends by that."""
         if not await self._alive():
             return False
-        self.ctx.uncut(self.cuts)
+        self.ctx.uncut(cuts)
         found = Diagnosis("no-output", HANGS, "read its log (autotuner show --log)")
         await self.log.facts()
         found = nccl.blame(found, self.candidate, self.log.since(0), hangs=True)
