@@ -12,6 +12,8 @@ _WAYS = {
     "NCCL_P2P_DISABLE",
     "NCCL_SHM_DISABLE",
 }  # they decide over which links ranks talk, and nothing else
+_SETTINGS_MAX = 100
+_LINKS_MAX = 4096  # pairs of ranks; a log may say anything
 _LISTED_MAX = 8  # warnings and choices kept; NCCL may say the same thousands of times
 
 
@@ -63,9 +65,9 @@ def absorb(nccl: Nccl, said: Iterable[NcclSaid]) -> Nccl:
         values = fact.values
         if fact.what == "version":
             nccl = replace(nccl, version=values[0])
-        elif fact.what == "set":
+        elif fact.what == "set" and len(nccl.settings) < _SETTINGS_MAX:
             nccl = replace(nccl, settings={**nccl.settings, values[0]: values[1]})
-        elif fact.what == "link":
+        elif fact.what == "link" and len(nccl.links) < _LINKS_MAX:
             nccl = replace(nccl, links={**nccl.links, f"{values[0]}->{values[1]}": values[2]})
         elif fact.what == "channels":
             nvls = int(values[1]) if len(values) > 1 else None

@@ -9,15 +9,20 @@ import re
 from autotuner.engines.base import NcclSaid, Note
 
 _INFO = re.compile(r"NCCL (?:INFO|WARN) ")
-_WARN = re.compile(r"NCCL WARN (.+)")
+_WARN = re.compile(r"NCCL WARN (.{1,300})")
 _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("version", re.compile(r"NCCL version (\d+(?:\.\d+)+)")),
-    ("set", re.compile(r"(NCCL_[A-Z0-9_]+) set by environment to (.+?)\.?$")),
-    ("link", re.compile(r"Channel \d+(?:/\d+)? : (\d+)\[\w+\] -> (\d+)\[\w+\].{0,20}? via (.+)$")),
-    ("channels", re.compile(r"(\d+) coll channels, .{0,40}?(\d+) nvls channels")),
-    ("channels", re.compile(r"(\d+) coll channels, (?!.*nvls channels)")),
+    ("set", re.compile(r"(NCCL_[A-Z0-9_]{1,40}) set by environment to (.{1,200}?)\.?$")),
+    (
+        "link",
+        re.compile(
+            r"Channel \d{1,4}(?:/\d{1,4})? : (\d{1,6})\[\w{1,20}\] -> (\d{1,6})\[\w{1,20}\].{0,20}? via (\S.{0,60})$"
+        ),
+    ),
+    ("channels", re.compile(r"\b(\d{1,6}) coll channels, .{0,40}?(\d{1,6}) nvls channels")),
+    ("channels", re.compile(r"\b(\d{1,6}) coll channels, (?!.*nvls channels)")),
     ("connected", re.compile(r"Connected (?:all )?(rings|trees|NVLS tree|NVLS|binomial trees|Collnet)", re.IGNORECASE)),
-    ("chose", re.compile(r"(AllReduce): \d+ Bytes -> Algo (\w+) proto (\w+)")),
+    ("chose", re.compile(r"(AllReduce): \d{1,18} Bytes -> Algo (\w{1,20}) proto (\w{1,20})")),
 )
 
 
