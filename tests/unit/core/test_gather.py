@@ -11,7 +11,8 @@ from autotuner.core.gather import Gather, LevelPlan, baseline_steps, busy_steps,
 from autotuner.core.objective import Objective, Standing
 from autotuner.core.speculation import SpeculationAtLevel
 from autotuner.core.verdict import LevelResult
-from autotuner.engines.base import Counters, Note, Prefill, Speculation, Window
+from autotuner.engines import engine_for
+from autotuner.engines.base import Counters, Note, Prefill, Speculation, Stage, Window
 
 
 def plan(**more: Any) -> LevelPlan:
@@ -79,6 +80,11 @@ def test_a_long_prefill_is_no_hang_but_a_line_that_tells_of_no_work_is_no_sign_o
     gather.add_progress(silent())
     gather.add_log((word,))
     assert gather.silent_s == silent_s
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "llamacpp", "command"])
+def test_a_serving_server_may_work_at_prompts_for_minutes_without_a_token(engine: str) -> None:
+    assert engine_for(engine).silence_limit_s(Stage.GENERATING) >= 360
 
 
 def test_a_level_that_is_over_is_not_silent() -> None:
