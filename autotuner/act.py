@@ -22,7 +22,7 @@ from autotuner.edge import clock
 from autotuner.edge.host import LaunchSpec, ServerSeen
 from autotuner.edge.probes import Probe
 from autotuner.edge.rows import LaunchRow
-from autotuner.engines import situation
+from autotuner.engines import nccl, situation
 from autotuner.engines.base import Diagnosis, ServerExit, Stage
 from autotuner.engines.diagnosis import never_started, own_stop
 from autotuner.engines.reading import read
@@ -178,6 +178,8 @@ async def record_end(ctx: SlotContext, action: decide.RecordEnd) -> None:
     lines = await ctx.log(row.id, engine).rest()
     was_ready = row.state is LaunchState.SERVING
     diagnosis = engine.diagnose(ServerExit(seen.exit_code, row.end_asked, was_ready), lines)
+    if not row.end_asked:
+        diagnosis = nccl.blame(diagnosis, candidate, lines)
     with ctx.store.transaction():
         known = ctx.log(row.id, engine).effective
         outcome.launch_ended(ctx, row, seen, diagnosis, asked=row.end_asked)
@@ -295,6 +297,7 @@ async def _start_failed(following: _Following, seen: ServerSeen) -> None:
         diagnosis = Diagnosis(
             "unknown", f"the server did not start: {seen.error}", diagnosis.advice, diagnosis.evidence
         )
+    diagnosis = nccl.blame(diagnosis, following.candidate, lines)
     facts = server_facts(alive=False, exit_code=seen.exit_code, diagnosis=diagnosis)
     _did_not_start(following, seen, diagnosis, following.fired(facts) or server_ended(diagnosis))
 
@@ -304,6 +307,7 @@ async def _start_given_up(following: _Following, fired: Fired) -> None:
     seen = await ctx.host.stop(row.id, ctx.slot.stop_grace_s)
     lines = await following.log.rest()
     diagnosis = _why_silent(following, fired, lines)
+    fired = fired.model_copy(update={"advice": diagnosis.advice})
     _must_be_stopped(seen, row)
     _did_not_start(following, seen, diagnosis, fired)
 
@@ -313,9 +317,10 @@ def _why_silent(following: _Following, fired: Fired, lines: tuple[str, ...]) -> 
     silence_s = following.elapsed_s - following.start.moved_at_s
     known = situation.starting(following.candidate, silence_s)
     said = read(following.candidate.engine, following.engine_version or "", "\n".join(lines), known)
-    if said.state is not State.HUNG:
-        return Diagnosis("silent-stage", fired.sentence, fired.advice, lines[-6:])
-    return Diagnosis(said.cause, f"{fired.sentence}; {said.sentence}", said.advice or fired.advice, lines[-6:])
+    found = Diagnosis("silent-stage", fired.sentence, fired.advice, lines[-6:])
+    if said.state is State.HUNG:
+        found = Diagnosis(said.cause, f"{fired.sentence}; {said.sentence}", said.advice or fired.advice, lines[-6:])
+    return nccl.blame(found, following.candidate, lines)
 
 
 def _did_not_start(following: _Following, seen: ServerSeen, diagnosis: Diagnosis, fired: Fired) -> None:
@@ -395,8 +400,8 @@ async def _wait_for_port(ctx: SlotContext) -> None:
 
 
 def _environment(ctx: SlotContext, candidate: Candidate) -> dict[str, str]:
-    """The engine's own variables, the GPUs of the slot, and what keeps the launch id readable in /proc."""
-    env = {"SPT_NOENV": "1", **ctx.engine(candidate).environment(candidate)}
+    """The engine's own variables, the GPUs of the slot, what keeps the launch id readable in /proc and makes NCCL talk."""
+    env = {"SPT_NOENV": "1", **nccl.watching(candidate), **ctx.engine(candidate).environment(candidate)}
     if ctx.slot.gpus:
         env.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, ctx.slot.gpus)))
     return env

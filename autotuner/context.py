@@ -9,16 +9,18 @@ from autotuner import log
 from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.core.candidate import Candidate
 from autotuner.core.effective import merge, overlay
+from autotuner.core.nccl import Nccl, absorb
 from autotuner.core.objective import Objective
 from autotuner.core.policy import Policy
 from autotuner.core.redact import redact_argv
 from autotuner.core.shell import command_line
 from autotuner.core.starting import Pulse
+from autotuner.core.topology import Topology
 from autotuner.edge.host import Activity, Host
 from autotuner.edge.probes import Probe
 from autotuner.edge.store import Store
 from autotuner.engines import engine_for
-from autotuner.engines.base import Effective, Engine, LogFact, Place
+from autotuner.engines.base import Effective, Engine, LogFact, NcclSaid, Place
 from autotuner.engines.factreader import FactReader
 from autotuner.errors import HostUnreachable
 from autotuner.settings import Settings, Slot
@@ -48,13 +50,14 @@ class Live:
 
 @dataclass
 class LogReader:
-    """Reads a launch's log from where it stopped; keeps the last lines and what the server said it resolved."""
+    """Reads a launch's log from where it stopped; keeps the last lines and what the server and NCCL said they resolved."""
 
     host: Host
     launch_id: str
     engine: Engine
     offset: int = 0
     said: dict[tuple[str, str], Effective] = field(default_factory=dict)  # by source and rank, later over earlier
+    nccl: Nccl = field(default_factory=Nccl)
     _reader: FactReader = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +102,7 @@ class LogReader:
             if isinstance(fact, Effective):
                 key = (fact.source, fact.rank)
                 self.said[key] = overlay(self.said[key], fact) if key in self.said else fact
+        self.nccl = absorb(self.nccl, (fact for fact in facts if isinstance(fact, NcclSaid)))
 
 
 @dataclass
@@ -108,7 +112,8 @@ class SlotContext:
     `settled` are the trials whose proposals it has tried to work out, `refused` the launches that the host could not start
     when this daemon told it to, `learned` the secret files of another host that were read;
     `measured` has, by benchmark, the last entry that was looked at and what each candidate's newest trial came to by then.
-    `blocked` is what the record says of a slot that cannot go on, once known.
+    `blocked` is what the record says of a slot that cannot go on, once known. `topology` is how its host's GPUs are joined,
+    with the number of connections that had been lost when it was asked: a host that was booted anew may have other GPUs.
     """
 
     name: str
@@ -128,6 +133,7 @@ class SlotContext:
     settled: set[int] = field(default_factory=set)
     learned: set[str] = field(default_factory=set)
     measured: dict[str, tuple[int, dict[str, tuple[str, dict[Level, float]]]]] = field(default_factory=dict)
+    topology: tuple[int, Topology | None] | None = None
 
     async def learn_secrets(self) -> None:
         """Learn what must never be shown of a slot on another host, where its secret files are; kept in memory alone."""

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from autotuner.core import doctor
+from autotuner.core import topology as joining
 from autotuner.core.state import TrialState
 from autotuner.edge import ballast, clock, housekeeping, procfs
 from autotuner.edge.destination import LOCAL
@@ -67,6 +68,7 @@ async def look(settings: Settings, store: Store, host: Host) -> doctor.Seen:
         journal_entries=len(entries),
         states={name: store.slot(name).degraded for name in settings.slots},
         elsewhere={name: slot.host for name, slot in settings.slots.items() if name not in here},
+        topology=await _topology(here, host),
     )
 
 
@@ -113,6 +115,14 @@ async def _rung(host: Host) -> str:
 async def _gpus(host: Host) -> tuple[doctor.GpuSeen, ...] | None:
     ran = await _ask(host, *GPU_QUERY)
     return doctor.read_gpus(ran.output) if ran is not None and ran.code == 0 else None
+
+
+async def _topology(here: dict[str, Slot], host: Host) -> tuple[str, ...]:
+    """How the GPUs of each slot that names several are joined, each sentence once."""
+    several = [slot.gpus for slot in here.values() if len(slot.gpus) > 1]
+    ran = await _ask(host, *joining.QUERY) if several else None
+    found = joining.parse(ran.output) if ran is not None and ran.code == 0 else None
+    return tuple(dict.fromkeys(said for gpus in several if (said := joining.joined(found, gpus))))
 
 
 async def _strangers(here: dict[str, Slot], store: Store, host: Host) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from autotuner.edge.files import write_atomically
 from autotuner.edge.helpcache import HelpCache
 from autotuner.edge.proposals import ProposalRow
 from autotuner.edge.rows import LaunchRow, Trial
+from autotuner.engines.nccl import unchecked
 from autotuner.installed import engine_version
 from autotuner.preflight import Preflight, slot_problems
 
@@ -79,8 +80,10 @@ async def _against(
     if said:
         return said
     # Its program was started a moment ago; where it cannot be asked for its flags now, that is no reason against it.
-    found = await preflight.check(proposal.candidate, strict=False)
-    problems = [*slot_problems(proposal.candidate, ctx.slot), *found.problems]
+    found = await preflight.check(proposal.candidate, strict=False, gpus=ctx.slot.gpus)
+    agree_min = ctx.settings.objective_of(ctx.name).constraints.answers_agree_min
+    risks = unchecked(proposal.candidate, agree_min)
+    problems = [*slot_problems(proposal.candidate, ctx.slot), *risks, *found.problems]
     return f"it does not pass preflight: {'; '.join(problems)}" if problems else ""
 
 

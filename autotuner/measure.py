@@ -19,7 +19,8 @@ from autotuner.core.facts import level_facts, server_facts
 from autotuner.core.followups import speculation_by_level
 from autotuner.core.gather import Gather, LevelPlan, baseline_steps, busy_steps, told_clean
 from autotuner.core.objective import Constraints, Standing, weights_of
-from autotuner.core.policy import Facts, Fired, holding
+from autotuner.core.policy import Facts, Fired, built_in, holding
+from autotuner.core.state import Verdict
 from autotuner.core.verdict import LevelReading, LevelResult, disagreement, too_late_best
 from autotuner.core.watching import LevelRules, server_ended
 from autotuner.edge import clock
@@ -30,8 +31,8 @@ from autotuner.edge.load_far import FarLoad
 from autotuner.edge.machine import MachineWatch, NoWatch
 from autotuner.edge.probes import GENERATE_TIMEOUT_S, Probe
 from autotuner.edge.rows import Trial
-from autotuner.engines import situation
-from autotuner.engines.base import Diagnosis, Engine, ServerExit
+from autotuner.engines import nccl, situation
+from autotuner.engines.base import Diagnosis, Engine, ServerExit, Stage
 from autotuner.engines.reading import read
 from autotuner.errors import HostError
 
@@ -40,6 +41,7 @@ EXTEND_MAX = 3.0  # a level may last this many times its time where a rule asks 
 ANSWERS_TIMEOUT_S = 60.0  # no fixed prompt is begun later than this
 ON_HOST = "the load was driven on host {host} itself"
 FORWARDED = "the load came through a port forwarded to host {host}: latencies hold the way there and back"
+HANGS = f"the server is up, but did not answer a fixed prompt within {GENERATE_TIMEOUT_S:g} s and has not come to rest since"
 FEW_ANSWERS_MAX = 2.0  # and this many times where fewer requests were answered than run at once
 
 
@@ -59,6 +61,8 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
             if disagreement(outcome.trial_so_far(ctx, ctx.store.trial(action.trial_id))):
                 return
         if not await becomes_idle(probe, level.engine, IDLE_WAIT_S + given_up_s):
+            if given_up_s and await level.hangs_at_prompts(cuts):
+                return
             raise HostError(
                 f"{level.trial.name} has requests running that are not the benchmark's; the level cannot be measured"
             )
@@ -184,6 +188,7 @@ class _Level:
             constraints=binding if self.trial.is_baseline else objective.constraints,
             latency_counts=objective.counts_latency,
             best_answered_ratio=best.answered_ratio if best else None,
+            silence_limit_s=self.engine.silence_limit_s(Stage.GENERATING),
         )
 
     async def drive(self, probe: Probe) -> LevelSamples | None:
@@ -234,12 +239,25 @@ class _Level:
         """How many launches of the candidate were for trials before this one: the n-th of each is sent the same prompts."""
         return self.ctx.store.launches_before(self.ctx.store.launch(self.action.launch_id))
 
+    async def hangs_at_prompts(self, cuts: int) -> bool:
+        """Whether a server that did not answer the fixed prompts lives all the same; its trial then ends by that."""
+        if not await self._alive():
+            return False
+        self.ctx.uncut(cuts)
+        found = Diagnosis("no-output", HANGS, "read its log (autotuner show --log)")
+        await self.log.facts()
+        found = nccl.blame(found, self.candidate, self.log.since(0), hangs=True)
+        ended = built_in("does-not-answer", found.sentence, Verdict.FAIL, found.advice)
+        self.ctx.store.update_trial(self.trial.id, ended=ended.model_dump_json())
+        return True
+
     async def death(self) -> tuple[Diagnosis, Fired] | None:
         """If the server has died, return why and the rule that names it."""
         if await self._alive():
             return None
         lines = await self.log.rest()
         diagnosis = self.engine.diagnose(ServerExit(self.seen.exit_code, asked=False, became_ready=True), lines)
+        diagnosis = nccl.blame(diagnosis, self.candidate, lines)
         facts = {**server_facts(alive=False, exit_code=self.seen.exit_code, diagnosis=diagnosis), **self._facts()}
         return diagnosis, self.rules.look("window", facts) or server_ended(diagnosis)
 
@@ -257,7 +275,7 @@ class _Level:
         # What another client measured wrongly must not be judged; that requests failed is no matter of its clock.
         if self.rules.ended is None and (measured.requests_failed or not self.client_void):
             self.rules.look("level", self._facts(measured))
-        ended = self.rules.ended
+        ended = self._named(self.rules.ended)
         if ended is not None and ended.action == "void":
             measured = measured.model_copy(update={"void": ended.sentence})
         result = self.gather.result(measured)
@@ -265,6 +283,14 @@ class _Level:
         machine = machine_figures(self._machine, measured.output_tok_s)
         found = {"fired": ended_by, "settled": self.rules.settled, "reading": self._reading(), "machine": machine}
         return result.model_copy(update=found)
+
+    def _named(self, fired: Fired | None) -> Fired | None:
+        """What a level that hangs waits for, as far as its candidate and its lines tell."""
+        if fired is None or "level.silent_s" not in fired.facts:
+            return fired
+        found = Diagnosis("silent-stage", fired.sentence, fired.advice)
+        found = nccl.blame(found, self.candidate, self.log.since(0), hangs=True)
+        return fired.model_copy(update={"sentence": found.sentence, "advice": found.advice})
 
     def _reading(self) -> LevelReading | None:
         """What the server's lines of the steady part amount to, where that is more than the figures say."""

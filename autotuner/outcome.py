@@ -24,10 +24,13 @@ from autotuner.core.policy import Fired, built_in
 from autotuner.core.speculation import USUAL_DOUBT, Doubt
 from autotuner.core.state import LaunchState, ProposalState, TrialState, Verdict
 from autotuner.core.statistics import Interval, budget_share, relative_half_width
+from autotuner.core.topology import joined
 from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, agreed, judge
 from autotuner.edge import clock
+from autotuner.edge.families import family
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.rows import LaunchRow, Trial, basis_json, judgement_columns, read_benchmark
+from autotuner.engines import nccl
 from autotuner.engines.base import Diagnosis, Effective
 from autotuner.engines.diagnosis import TOLD_TO_STOP
 
@@ -282,6 +285,7 @@ def trial_so_far(ctx: SlotContext, trial: Trial) -> TrialSoFar:
         answers=trial.answers,
         best_answers=best_answers_of(ctx, trial),
         load=benchmark.load,
+        may_corrupt=nccl.corrupting(ctx.store.candidate(trial.candidate_id).launch.env),
     )
 
 
@@ -371,6 +375,7 @@ def _trial_draft(
     candidate = ctx.store.candidate(trial.candidate_id)
     launches = ctx.store.launches(ctx.name, trial.id)
     last = launches[-1] if launches else None
+    known = last.configuration if last else None
     ladder = ctx.store.ladder(ctx.name)
     found = _front_with(ctx, trial, so_far)
     natural = last is not None and last.diagnosis is not None and last.diagnosis.cause != "own-stop"
@@ -395,10 +400,13 @@ def _trial_draft(
             ready_s=last.ready_s if last else None,
             diagnosis=last.diagnosis if last and natural else None,
             next_step=_next_step(ctx, judgement, ladder, proposed, next_up),
-            differences=last.configuration.differences if last and last.configuration else (),
+            differences=known.differences if known else (),
             not_proposed=proposed.refused,
             answers=agreed(so_far),
             front=tuple(described(found)) if len(found) > 1 else (),
+            nccl=str(known.nccl) if known and known.nccl is not None and known.nccl.version else "",
+            family=family(ctx.store, trial, judgement),
+            topology=joined(known.topology, ctx.slot.gpus) if known else "",
         )
     )
 

@@ -7,11 +7,13 @@ a problem refuses the candidate; what is a warning is said and let through.
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from autotuner.core import topology as joining
 from autotuner.core.candidate import Candidate
+from autotuner.core.topology import Topology
 from autotuner.edge import gpu
 from autotuner.edge.helpcache import HelpCache, identity_of
 from autotuner.edge.host import Host
-from autotuner.engines import engine_for, environment, llamacpp_flags, sglang_flags, vllm_flags
+from autotuner.engines import engine_for, environment, llamacpp_flags, nccl, sglang_flags, vllm_flags
 from autotuner.engines.flags import Findings, Help, against_help, read_help, without_help
 from autotuner.errors import HostError, HostUnreachable
 from autotuner.installed import engine_version
@@ -42,13 +44,20 @@ def slot_problems(candidate: Candidate, slot: Slot) -> tuple[str, ...]:
     return tuple(problems)
 
 
-def by_itself(candidate: Candidate, version: str | None = None, nvlink: bool | None = None) -> Findings:
+def by_itself(
+    candidate: Candidate,
+    version: str | None = None,
+    nvlink: bool | None = None,
+    topology: Topology | None = None,
+    gpus: tuple[int, ...] = (),
+) -> Findings:
     """Given a candidate and what is known of the host, return what shows without asking its program."""
     problems = engine_for(candidate.engine).check(candidate)
     if candidate.engine == "llamacpp":
         problems += llamacpp_flags.problems(candidate)
     more = _WARNINGS.get(candidate.engine)
-    return Findings(problems, more(candidate) if more else ()) + environment.check(candidate, version, nvlink)
+    found = Findings(problems, more(candidate) if more else ()) + environment.check(candidate, version, nvlink)
+    return found + nccl.check(candidate, topology, gpus)
 
 
 async def place_warnings(host: Host, slot: Slot, ours: Collection[str] | None = None) -> tuple[str, ...]:
@@ -89,16 +98,18 @@ class Preflight:
     _help: dict[tuple[str, ...], Help] = field(default_factory=dict)
     _versions: dict[tuple[str, ...], str | None] = field(default_factory=dict)
     _nvlink: list[bool | None] = field(default_factory=list)
+    _topology: list[Topology | None] = field(default_factory=list)
 
-    async def check(self, candidate: Candidate, *, strict: bool = True) -> Findings:
-        """Given a candidate, return what would keep it from running, with the nearest right flag, and what to know.
+    async def check(self, candidate: Candidate, *, strict: bool = True, gpus: tuple[int, ...] = ()) -> Findings:
+        """Given a candidate and its slot's GPUs, return what would keep it from running, with the nearest right flag.
 
-        `strict` makes a program that cannot be asked a problem; else that is a warning.
+        And what to know. `strict` makes a program that cannot be asked a problem; else that is a warning.
         """
         argv = engine_for(candidate.engine).help_argv(candidate)
         version = await self._version(argv, candidate) if argv else None
         nvlink = await self._joined() if environment.wants_nvlink(candidate) else None
-        found = by_itself(candidate, version, nvlink)
+        topology = await self._how_joined() if nccl.wants_topology(candidate) else None
+        found = by_itself(candidate, version, nvlink, topology, gpus)
         if argv is None:
             return found
         known = await self._known(argv, candidate.engine, version, installed_only=not strict)
@@ -160,6 +171,17 @@ class Preflight:
             else:
                 self._nvlink.append(gpu.has_nvlink(ran.output) if ran.code == 0 else None)
         return self._nvlink[0]
+
+    async def _how_joined(self) -> Topology | None:
+        """How the host's GPUs are joined; None if nvidia-smi does not say."""
+        if not self._topology:
+            try:
+                ran = await self.host.run(joining.QUERY, NVLINK_TIMEOUT_S)
+            except HostError:
+                self._topology.append(None)
+            else:
+                self._topology.append(joining.parse(ran.output) if ran.code == 0 else None)
+        return self._topology[0]
 
 
 def _module(argv: tuple[str, ...]) -> str:

@@ -3,15 +3,25 @@
 Decides nothing: it returns what is to be recorded with the launch, and what a trial would end by.
 """
 
+from dataclasses import replace
+
 from autotuner import outcome
 from autotuner.context import SlotContext
+from autotuner.core import topology as joining
 from autotuner.core.candidate import Candidate
 from autotuner.core.effective import Configuration, Demand, differences, identity, merge
+from autotuner.core.nccl import Nccl
+from autotuner.core.nccl_effect import differences as unheeded
 from autotuner.core.objective import unusable
 from autotuner.core.policy import Fired, built_in
 from autotuner.core.state import Verdict
+from autotuner.core.topology import Topology
 from autotuner.edge.probes import Probe
 from autotuner.edge.rows import LaunchRow, Trial
+from autotuner.engines import nccl
+from autotuner.errors import HostError, HostUnreachable
+
+TOPOLOGY_TIMEOUT_S = 20.0
 
 
 async def configuration(ctx: SlotContext, row: LaunchRow, candidate: Candidate, probe: Probe) -> Configuration:
@@ -22,8 +32,27 @@ async def configuration(ctx: SlotContext, row: LaunchRow, candidate: Candidate, 
     await log.facts()  # the lines between the last look at the start and the first token
     effective = merge([*log.said.values(), *(engine.read_info(path, text) for path, text in answers)])
     demand = _demand(ctx.store.trial(row.trial_id)) if row.trial_id is not None else Demand()
-    found = differences(engine.asked(candidate), effective, demand, candidate.engine, candidate.launch.env)
-    return Configuration(effective, found, identity(candidate, effective))
+    env = candidate.launch.env
+    told = replace(log.nccl, added=bool(nccl.watching(candidate))) if log.nccl != Nccl() else None
+    found = differences(engine.asked(candidate), effective, demand, candidate.engine, env)
+    found += unheeded(env, told) if told is not None else ()
+    return Configuration(effective, found, identity(candidate, effective, told), told, await topology(ctx, candidate))
+
+
+async def topology(ctx: SlotContext, candidate: Candidate) -> Topology | None:
+    """Ask how the host's GPUs are joined, once a host and boot; None where one is used at most, or no driver answers."""
+    if (len(ctx.slot.gpus) or nccl.ranks(candidate) or 1) == 1:
+        return None
+    if ctx.topology is None or ctx.topology[0] != ctx.host.cuts:
+        try:
+            ran = await ctx.host.run(joining.QUERY, TOPOLOGY_TIMEOUT_S)
+        except HostUnreachable:
+            raise
+        except HostError:
+            ctx.topology = (ctx.host.cuts, None)
+        else:
+            ctx.topology = (ctx.host.cuts, joining.parse(ran.output) if ran.code == 0 else None)
+    return ctx.topology[1]
 
 
 def twin(ctx: SlotContext, row: LaunchRow, resolved: Configuration) -> Fired | None:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from autotuner.cli.common import json_option, open_settings, print_json, table
+from autotuner.core import topology
 from autotuner.edge import clock
 from autotuner.edge.destination import Destination, fingerprint
 from autotuner.errors import HostError, NotFound, Refused
@@ -18,6 +19,7 @@ from autotuner.settings import NAME_PATTERN, Settings
 
 USUAL_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 TIME_OFF_MAX_S = 2.0
+TOPOLOGY_TIMEOUT_S = 20.0
 
 fingerprint_option = click.option(
     "--fingerprint",
@@ -276,6 +278,17 @@ async def _slot_checks(host: Any, slot: str, port: int, gpus: tuple[int, ...]) -
     ]
     if gpus:
         what = f"GPU {', '.join(map(str, sorted(found)))} seen" if found else "no GPU seen"
+        if len(found) > 1 and (how := await _joined(host, gpus)):
+            what = f"{what}; {how}"
         advice = f"; {', '.join(missing)} missing: look at nvidia-smi there" if missing else ""
         checks.append(Check(f"slot {slot}", not missing, what + advice))
     return checks
+
+
+async def _joined(host: Any, gpus: tuple[int, ...]) -> str:
+    """How the slot's GPUs are joined there; empty where nvidia-smi does not say."""
+    try:
+        ran = await host.run(topology.QUERY, TOPOLOGY_TIMEOUT_S)
+    except HostError:
+        return ""
+    return topology.joined(topology.parse(ran.output), gpus) if ran.code == 0 else ""

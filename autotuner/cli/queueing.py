@@ -27,6 +27,7 @@ from autotuner.edge import clock
 from autotuner.edge.helpcache import HelpCache
 from autotuner.edge.rows import Trial
 from autotuner.engines.flags import Findings
+from autotuner.engines.nccl import unchecked
 from autotuner.errors import AutotunerError, HostUnreachable, InvalidInput, NotFound, Refused
 from autotuner.hosts import Hosts
 from autotuner.outcome import planned_s
@@ -253,13 +254,15 @@ async def _preflight(state: State, items: list[tuple[_Item, Candidate | None, st
                 ours = {row.id for row in state.store.open_launches(item.slot)}
                 held[item.slot] = await place_warnings(host, slot, ours)
             try:
-                found = await preflight.check(candidate)
+                found = await preflight.check(candidate, gpus=slot.gpus)
             except HostUnreachable as error:
                 found = by_itself(candidate) + Findings(warnings=(f"not checked against its program: {error}",))
             name = state.settings.benchmark_name(item.slot, candidate.benchmark)
-            odd = state.settings.objective_of(item.slot).warnings(name, state.settings.benchmarks[name])
+            objective = state.settings.objective_of(item.slot)
+            odd = objective.warnings(name, state.settings.benchmarks[name])
+            risks = unchecked(candidate, objective.constraints.answers_agree_min)
             item.warnings = [*found.warnings, *odd, *held[item.slot]]
-            if problems := [*slot_problems(candidate, slot), *found.problems]:
+            if problems := [*slot_problems(candidate, slot), *risks, *found.problems]:
                 item.status, item.problems = "refused", problems
     return [warning for warnings in held.values() for warning in warnings]
 

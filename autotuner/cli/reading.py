@@ -13,6 +13,7 @@ from autotuner.core.candidate import to_toml
 from autotuner.core.effective import Configuration
 from autotuner.core.remarks import requests_remarks
 from autotuner.core.report import duration, plus_minus, rate
+from autotuner.core.topology import joined
 from autotuner.core.verdict import LevelResult
 from autotuner.edge import housekeeping
 from autotuner.edge.rows import LaunchRow, Trial
@@ -258,6 +259,10 @@ def _print_configuration(resolved: Configuration) -> None:
     known = {k: v for k, v in asdict(resolved.effective).items() if v is not None and k not in hidden}
     if known:
         click.echo("  effective:  " + ", ".join(f"{k.replace('_', ' ')} {_plain(v)}" for k, v in known.items()))
+    if resolved.nccl is not None and resolved.nccl.version:
+        click.echo(f"  nccl:       {resolved.nccl}")
+    if how := joined(resolved.topology):
+        click.echo(f"  topology:   {how}")
     for difference in resolved.differences:
         click.echo(f"  differs:    {difference}")
     if resolved.identity:

@@ -18,6 +18,7 @@ from autotuner.edge.destination import LOCAL
 from autotuner.edge.helpcache import HelpCache
 from autotuner.edge.host_local import LocalHost
 from autotuner.engines.flags import Findings
+from autotuner.engines.nccl import unchecked
 from autotuner.errors import AutotunerError, HostUnreachable, InvalidInput, Problem
 from autotuner.hosts import Hosts
 from autotuner.preflight import Preflight, by_itself, place_warnings, slot_problems
@@ -132,12 +133,13 @@ class _Checks:
         slot, host = self.settings.slots[name], hosts.of(name)
         preflight = self.preflight if slot.host == LOCAL else Preflight(host, self.preflight.cache)
         try:
-            found = await preflight.check(candidate, strict=False)
+            found = await preflight.check(candidate, strict=False, gpus=slot.gpus)
         except HostUnreachable as error:
             found = by_itself(candidate) + Findings(warnings=(f"not checked against its program: {error}",))
         if name not in self.held:
             self.held[name] = await place_warnings(host, slot)
-        return found + Findings(slot_problems(candidate, slot), self.held[name])
+        risks = unchecked(candidate, self.settings.objective_of(name).constraints.answers_agree_min)
+        return found + Findings((*slot_problems(candidate, slot), *risks), self.held[name])
 
     def _slot_of(self, candidate: Candidate) -> str | None:
         names = list(self.settings.slots) if self.settings else []

@@ -8,6 +8,8 @@ import hashlib
 import itertools
 import json
 import re
+from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
@@ -42,6 +44,7 @@ Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._+=-]{0,119}$"
 Name = Annotated[str, StringConstraints(pattern=NAME)]
 
+NAME_MAX = 120
 SWEEP_MAX = 256  # candidates from one file; a larger grid is a mistake more often than a wish
 
 
@@ -160,7 +163,7 @@ def parse_candidates(source: Source) -> tuple[Candidate, ...]:
     for values in itertools.product(*file.sweep.values()):
         settings = dict(zip(keys, values, strict=True))
         expanded.append(_candidate(file, _sweep_name(file.name, settings), with_settings(file.launch, settings)))
-    return tuple({candidate.id: candidate for candidate in expanded}.values())
+    return _told_apart({candidate.id: candidate for candidate in expanded}.values())
 
 
 def with_settings(launch: Launch, settings: dict[str, Scalar]) -> Launch:
@@ -244,12 +247,25 @@ def _candidate(file: CandidateFile, name: str, launch: Launch) -> Candidate:
     )
 
 
+def _told_apart(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """Give names that several share, being cut or alike but for their signs, a piece of their identity."""
+    found = tuple(candidates)
+    count = Counter(candidate.name for candidate in found)
+    return tuple(
+        candidate.model_copy(update={"name": f"{candidate.name[: NAME_MAX - 5]}-{candidate.id[:4]}"})
+        if count[candidate.name] > 1
+        else candidate
+        for candidate in found
+    )
+
+
 def _sweep_name(name: str, settings: dict[str, Scalar]) -> str:
     parts = [name]
     for key, value in settings.items():
         short = flag_name(key.partition(".")[2] or key)
-        parts.append("-".join(re.sub(r"[^A-Za-z0-9._=-]+", "-", text).strip("-") for text in (short, _word(value))))
-    return "+".join(parts)[:120]
+        said = _word(value).replace("^", "not-")  # how NCCL's lists exclude
+        parts.append("-".join(re.sub(r"[^A-Za-z0-9._=-]+", "-", text).strip("-") for text in (short, said)))
+    return "+".join(parts)[:NAME_MAX]
 
 
 def _words(value: Scalar | tuple[Scalar, ...]) -> list[str]:

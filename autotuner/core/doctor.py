@@ -66,7 +66,8 @@ class FileSeen:
 class Seen:
     """Everything that was looked at. Texts that are empty, and lists without items, mean that nothing is wrong.
 
-    `elsewhere` maps slots on other hosts to those: nothing else here is about them.
+    `elsewhere` maps slots on other hosts to those: nothing else here is about them. `topology` says how the GPUs of each slot
+    that has several are joined.
     """
 
     settings_error: str = ""
@@ -96,6 +97,7 @@ class Seen:
     journal_entries: int = 0
     states: dict[str, str] = field(default_factory=dict)
     elsewhere: dict[str, str] = field(default_factory=dict)
+    topology: tuple[str, ...] = ()
 
 
 def examine(seen: Seen) -> tuple[Finding, ...]:
@@ -236,7 +238,8 @@ def _gpus(seen: Seen) -> list[Finding]:
             do = "name MIG devices in the candidates, or switch MIG off: nvidia-smi -i N -mig 0"
             found.append(_warning("GPUs", f"GPU {index} is split (MIG), so its index stands for no whole GPU", do))
     driver = next((gpu.driver for gpu in seen.gpus if gpu.driver), "unknown")
-    return found or [_ok("GPUs", f"{len(seen.slot_gpus)} GPUs are there, driver {driver}")]
+    found = found or [_ok("GPUs", f"{len(seen.slot_gpus)} GPUs are there, driver {driver}")]
+    return found + [_ok("GPUs", said) for said in seen.topology]
 
 
 def _others(seen: Seen) -> list[Finding]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from autotuner.core.candidate import Candidate, flag_name
+from autotuner.core.nccl import Nccl, stands_for
+from autotuner.core.topology import Topology
 from autotuner.engines.base import Effective
 
 _SOURCES: tuple[Literal["arguments", "log", "server"], ...] = (
@@ -98,11 +100,16 @@ class Difference:
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a launch resolved to, kept with it; `identity` is empty where too little is known to call two servers one."""
+    """What a launch resolved to, kept with it; `identity` is empty where too little is known to call two servers one.
+
+    `nccl` is what NCCL said of itself and `topology` how the host's GPUs are joined; None where nobody tells.
+    """
 
     effective: Effective
     differences: tuple[Difference, ...] = ()
     identity: str = ""
+    nccl: Nccl | None = None
+    topology: Topology | None = None
 
 
 def overlay(older: Effective, newer: Effective) -> Effective:
@@ -146,8 +153,8 @@ def differences(
     return tuple(difference for difference in found if difference is not None)
 
 
-def identity(candidate: Candidate, effective: Effective) -> str:
-    """Given a candidate and what its server resolved, return 16 hex digits that equal servers share; empty if unknown.
+def identity(candidate: Candidate, effective: Effective, nccl: Nccl | None = None) -> str:
+    """Given a candidate and what its server and NCCL resolved, return 16 hex digits that equal servers share; empty if unknown.
 
     Flags count by what came of them where that is known, and as they were written where it is not. The size of the KV
     cache varies a little from launch to launch, so it counts by its magnitude, in steps of a fifth.
@@ -157,15 +164,18 @@ def identity(candidate: Candidate, effective: Effective) -> str:
     launch = candidate.launch
     # The memory share shows in the KV cache, and counts by that.
     known = {name: getattr(effective, name) for name in _VALUES if name not in {"kv_tokens", "memory_share"}}
+    env, links = stands_for(launch.env, nccl)
     body = {
         "engine": candidate.engine,
         "model": launch.model,
         "program": [launch.python, launch.binary],
-        "env": {name: value for name, value in sorted(launch.env.items()) if not name.startswith(_SILENT_ENV)},
+        "env": {name: value for name, value in sorted(env.items()) if not name.startswith(_SILENT_ENV)},
         "flags": None if effective.arguments else _other_flags(candidate, effective),
         "known": {name: _normal(value) for name, value in known.items()},
         "kv_tokens": _magnitude(effective.kv_tokens or 0),
     }
+    if links:
+        body["links"] = links
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -36,7 +36,8 @@ class LevelSoFar:
     `prompts` counts the requests begun in the steady part, `rates` are output tok/s over consecutive stretches of it. The
     bounds of `figures` are of confidence 1 - `doubt.alpha` while it is in progress. `score_high` bounds the whole score
     (objective.score_bound); `constraints` are those that the trial is held to. `answered_ratio` tells whether the server
-    keeps up with a rate (core/keeping_up.py).
+    keeps up with a rate (core/keeping_up.py). `silent_s` is the time without a token or a word of work while requests wait,
+    `silence_limit_s` the longest that may be.
     """
 
     figures: Figures
@@ -65,6 +66,8 @@ class LevelSoFar:
     queued: float | None = None
     answered_ratio: Interval | None = None
     best_answered_ratio: float | None = None
+    silent_s: float | None = None
+    silence_limit_s: float | None = None
 
 
 def server_facts(alive: bool, exit_code: int | None, diagnosis: Diagnosis | None) -> Facts:
@@ -117,6 +120,8 @@ def level_facts(level: LevelSoFar) -> Facts:
         "best.answered_ratio": level.best_answered_ratio,
     }
     facts |= {name: float(count) for name, count in counts.items() if count is not None}
+    if level.silent_s is not None and level.silence_limit_s is not None:
+        facts |= {"level.silent_s": level.silent_s, "level.silence_limit_s": level.silence_limit_s}
     if f.requests_ok + f.requests_failed:
         facts["level.failed_ratio"] = f.requests_failed / (f.requests_ok + f.requests_failed)
     if f.seconds > 0 and f.output_tok_s > 0:

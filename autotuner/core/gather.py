@@ -30,7 +30,8 @@ class LevelPlan:
     `baseline_clean`.
     `load` says what the level is, a concurrency or a rate.
     `ranks` are the data-parallel ones, each with graphs up to `graph_max_batch`. `pays_up_to` and `loses_from` are levels of
-    this trial at which speculation paid or lost, as far as they are measured.
+    this trial at which speculation paid or lost, as far as they are measured. `silence_limit_s` is how long a serving server of
+    this engine may be silent while requests wait.
     """
 
     level: Level
@@ -52,6 +53,7 @@ class LevelPlan:
     best_answered_ratio: float | None = None
     busy_steps_s: dict[float, float] = field(default_factory=dict)
     baseline_clean: bool = True
+    silence_limit_s: float | None = None
 
     @property
     def concurrency(self) -> int | None:
@@ -74,9 +76,14 @@ class Gather:
     _prefill_ranks: set[str] = field(default_factory=set)
     _spoken_ranks: set[str] = field(default_factory=set)
     _ranks: RankJoiner = field(default_factory=RankJoiner)
-    _known_at: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # log and metric windows by then, for each line of progress
+    _known_at: list[tuple[int, int]] = field(default_factory=list)  # windows of log and metrics by each line of progress
+    _moved_at_s: float = 0.0
+
+    @property
+    def silent_s(self) -> float | None:
+        """Seconds since the last token, or the last line that tells of work, while requests wait for theirs; else None."""
+        last = self.progress[-1] if self.progress else None
+        return max(0.0, last.at_s - self._moved_at_s) if last is not None and last.in_flight else None
 
     @property
     def steady(self) -> bool:
@@ -101,7 +108,10 @@ class Gather:
 
     def add_progress(self, progress: Progress) -> bool:
         """Take in one line of the worker; tell whether the steady part begins later than was thought, since the rate rose."""
+        done = self.progress[-1].done if self.progress else 0
         self.progress.append(progress)
+        if progress.events or progress.done > done or not progress.in_flight:
+            self._moved_at_s = progress.at_s
         self._known_at.append((len(self.log_windows), len(self.metric_windows)))
         return self._settles()
 
@@ -128,6 +138,8 @@ class Gather:
         load; and a line that states acceptance alone belongs to the line on the load before it.
         """
         for fact in facts:
+            if isinstance(fact, Prefill) or (isinstance(fact, Window) and (fact.gen_tok_s or fact.prompt_tok_s)):
+                self._moved_at_s = self.progress[-1].at_s if self.progress else 0.0
             if isinstance(fact, Prefill):
                 self._prefill_ranks.add(fact.rank)
             elif isinstance(fact, Window):
@@ -199,9 +211,9 @@ class Gather:
             over=figures is not None,
             preempted=self._preempted,
         )
-        return replace(
-            found, in_flight=progress[-1].in_flight if progress else None, answered_ratio=self.answered_ratio
-        )
+        in_flight = progress[-1].in_flight if progress else None
+        silent_s = self.silent_s if figures is None else None
+        return replace(found, in_flight=in_flight, answered_ratio=self.answered_ratio, silent_s=silent_s)
 
     @property
     def answered_ratio(self) -> Interval | None:
@@ -278,6 +290,7 @@ def so_far(
         latency_counts=plan.latency_counts,
         queued=next((w.queued for w in reversed(windows) if w.queued is not None), None),
         best_answered_ratio=plan.best_answered_ratio,
+        silence_limit_s=plan.silence_limit_s,
     )
 
 

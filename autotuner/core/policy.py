@@ -92,6 +92,8 @@ FACTS: tuple[FactDefinition, ...] = (
     FactDefinition(
         "level.preempted", float, "requests", "requests put back for want of KV cache", "before a window is over"
     ),
+    FactDefinition("level.silent_s", float, "s", "time without a token or a word of work", "nothing waits, or its end"),
+    FactDefinition("level.silence_limit_s", float, "s", "the longest such silence", "as level.silent_s"),
     FactDefinition("level.requests_ok", float, "requests", "requests answered in this level", "outside a level"),
     FactDefinition("level.requests_failed", float, "requests", "requests that failed", "outside a level"),
     FactDefinition("level.failed_ratio", float, "", "failed / finished requests", "before the first one finished"),

@@ -55,6 +55,9 @@ class TrialReport:
     not_proposed: tuple[str, ...] = ()
     answers: Agreement | None = None
     front: tuple[str, ...] = ()
+    nccl: str = ""
+    topology: str = ""
+    family: str = ""
 
 
 def trial_entry(report: TrialReport) -> Draft:
@@ -244,6 +247,8 @@ def _bullets(report: TrialReport) -> list[tuple[str, str]]:
         if such:
             bullets.append(("Speculation", f"{why} at {_levels(such)}, so there is nothing to judge"))
     bullets += _of_levels(report)
+    bullets += [("Family", report.family)] * bool(report.family)
+    bullets += [("NCCL", report.nccl)] * bool(report.nccl) + [("Topology", report.topology)] * bool(report.topology)
     if report.answers is not None:
         over = f"{report.answers.mean:.2f} over {report.answers.prompts} prompts"
         bullets.append(("Answers", f"agree with the best-known's to {over}"))

@@ -129,7 +129,8 @@ class TrialSoFar:
     `has_best` says that there is a best-known all the same: then a candidate without a baseline is compared with nothing.
     `is_best` says that the candidate is that best-known itself. `measure` are the levels that this trial measures; () is all.
     `alpha` is the probability of a wrong verdict that the campaign's error budget grants it. `answers` are the server's to
-    the fixed prompts, `best_answers` the best-known's; either is empty where it is not known. `load` says what the levels are.
+    the fixed prompts, `best_answers` the best-known's; either is empty where it is not known. `load` says what the levels are,
+    `may_corrupt` which of the candidate's settings can make answers wrong, if any.
 
     A verdict compares the mean of `baseline_runs`, the best-known's launches on record, oldest first (where none is given,
     `baseline` is the one), with the mean of this launch and of `earlier_runs`, the launches that confirmed `win` before it.
@@ -158,6 +159,7 @@ class TrialSoFar:
     answers: tuple[str, ...] = ()
     best_answers: tuple[str, ...] = ()
     load: LoadKind = "concurrency"
+    may_corrupt: str = ""
 
 
 def next_level(trial: TrialSoFar) -> Level | None:
@@ -204,6 +206,8 @@ def judge(trial: TrialSoFar) -> Judgement:
     voids = tuple(f"{f.level_name}: {f.void}" for level, f in sorted(figures.items()) if f.void and level in deciding)
     if voids:
         return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=(*voids, *_unconfirmed(trial)))
+    if (open_ := _unproven(trial)) and not trial.is_baseline:
+        return Judgement(Verdict.INCONCLUSIVE, promote=False, reasons=(open_, *_unconfirmed(trial)))
     if trial.is_baseline:
         reasons = (_of_the_best_known(trial, figures), *_late(trial.objective, figures))
         return Judgement(Verdict.PASS, False, reasons, follows=trial.owed)
@@ -304,6 +308,16 @@ def disagreement(trial: TrialSoFar) -> tuple[str, ...]:
         f" asked: to {one_line(found.worst, 60)!r} it answers {mine!r}, the best-known {best!r}"
     )
     return (sentence,)
+
+
+def _unproven(trial: TrialSoFar) -> str:
+    """Why a server that may compute something else is not promoted, however fast it is; empty if its answers were compared."""
+    if not trial.may_corrupt or trial.is_best or agreed(trial) is not None:
+        return ""
+    return (
+        f"{trial.may_corrupt} can corrupt answers, and its answers were compared with nothing: set "
+        "constraints.answers_agree_min, and measure the best-known, which has none on record, before it"
+    )
 
 
 def too_late_best(trial: TrialSoFar) -> tuple[str, ...]:

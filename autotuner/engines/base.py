@@ -170,7 +170,19 @@ class Note:
     text: str
 
 
-LogFact = StageSeen | Window | Prefill | Effective | Note
+@dataclass(frozen=True)
+class NcclSaid:
+    """What NCCL says on one line, as words.
+
+    `what` is version, set (name, value), link (rank, rank, transport), channels (all, NVLS), connected, chose (function,
+    algorithm, protocol) or warned.
+    """
+
+    what: str
+    values: tuple[str, ...]
+
+
+LogFact = StageSeen | Window | Prefill | Effective | Note | NcclSaid
 
 
 @dataclass(frozen=True)

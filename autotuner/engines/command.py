@@ -1,6 +1,7 @@
 """Any argv that serves an OpenAI-compatible API: no log format is assumed, only HTTP and the process."""
 
 from autotuner.core.candidate import Candidate
+from autotuner.engines import nccl_log
 from autotuner.engines.base import (
     Counters,
     Diagnosis,
@@ -86,8 +87,8 @@ class Command:
         return 600.0
 
     def read_line(self, line: str) -> tuple[LogFact, ...]:
-        """Nothing: an unknown format is not guessed at."""
-        return ()
+        """What NCCL says of itself; an unknown format is not guessed at."""
+        return nccl_log.read_line(line)
 
     def read_metrics(self, text: str) -> Counters:
         """Nothing: see read_line."""

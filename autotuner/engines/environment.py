@@ -93,13 +93,6 @@ TABLE = (
         "warn",
         "loads code into every process of the server; give the baseline the same one, or the difference is its doing",
     ),
-    Variable(
-        "NCCL_PROTO",
-        "warn",
-        "forces LL128, which corrupts data where NCCL would not choose it by itself; check the output of such a server "
-        "for correctness, or write Simple or LL",
-        value=r"^(?!\^).*LL128",
-    ),
     # Useless.
     Variable(
         "VLLM_ATTENTION_BACKEND",

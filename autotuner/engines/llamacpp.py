@@ -162,7 +162,12 @@ class LlamaCpp:
         return llamacpp_moves.change(candidate, wish)
 
     def silence_limit_s(self, stage: Stage) -> float:
-        """llama-server prints nothing while it loads, so bytes read and memory are the only signs there."""
+        """llama-server prints nothing while it loads, so bytes read and memory are the only signs there.
+
+        Nor while it works at prompts, which on a CPU takes minutes where many long ones come at once.
+        """
+        if stage is Stage.GENERATING:
+            return 600.0
         return 300.0 if stage in {Stage.WEIGHTS, Stage.DRAFT_WEIGHTS} else 120.0
 
     def read_line(self, line: str) -> tuple[LogFact, ...]:

@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 
 from autotuner.core.candidate import Candidate, flag_argv
-from autotuner.engines import prometheus, sglang_flags, sglang_info, sglang_moves
+from autotuner.engines import nccl_log, prometheus, sglang_flags, sglang_info, sglang_moves
 from autotuner.engines.answers import dtype, word
 from autotuner.engines.base import (
     Counters,
@@ -174,6 +174,8 @@ class SGLang:
             return (StageSeen(Stage.PROCESS), *_resolved(line.partition("server_args=")[2]))
         if _QUOTED.search(line):
             return ()
+        if nccl_log.is_said(line):
+            return nccl_log.read_line(line)
         return (*_telemetry(line), *_stage(line), *_effective(line), *_notes(line))
 
     def read_metrics(self, text: str) -> Counters:

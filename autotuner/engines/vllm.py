@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 
 from autotuner.core.candidate import Candidate, flag_argv
-from autotuner.engines import prometheus, vllm_flags, vllm_info, vllm_moves
+from autotuner.engines import nccl_log, prometheus, vllm_flags, vllm_info, vllm_moves
 from autotuner.engines.answers import dtype, word
 from autotuner.engines.base import (
     Counters,
@@ -178,6 +178,8 @@ class VLLM:
         """Telemetry, stages, resolved limits and warnings on one line."""
         if _is_quoted(line):
             return ()
+        if nccl_log.is_said(line):
+            return nccl_log.read_line(line)
         if spoken := _SPECULATION.search(line):
             return (_speculation_window(line[spoken.end() :]),)
         if _LOAD.search(line):

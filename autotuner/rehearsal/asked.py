@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +15,7 @@ ENGINES = ("sglang", "vllm", "llamacpp")
 PROGRAMS = {"sglang": "sglang serve", "vllm": "vllm serve", "llamacpp": "llama-server"}
 SIMULATE_VAR = "SGLANG_SIMULATE_ACC_LEN"
 SPECULATIVE_CAP = 48  # SGLang's, for the whole server, unless --max-running-requests is given
+TENSOR_PARALLEL = ("--tensor-parallel-size", "--tp-size", "--tp", "-tp")
 MEMORY_MAX = {"sglang": 0.95, "vllm": 0.975}  # what is left above it does not hold the graphs
 
 # Chances a position, where nothing is simulated: what the recorded methods reached, and a middling drafter.
@@ -46,6 +47,8 @@ class Asked:
     log_interval: int = 40
     context_len: int = 8192
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ranks: int = 1
+    nccl: Mapping[str, str] = field(default_factory=dict)  # its variables
 
 
 @cache
@@ -92,7 +95,9 @@ def read(
     model = options.text("--model-path", "--model", "-m") or "model"
     if engine == "vllm":
         model = next(iter(options.values.get("", ())[1:]), model)
-    return readers[engine](options, env, personality, SHAPES[shape] if shape else shape_for(model), model)
+    asked = readers[engine](options, env, personality, SHAPES[shape] if shape else shape_for(model), model)
+    ranks = options.whole(1, *TENSOR_PARALLEL) if engine != "llamacpp" else 1
+    return replace(asked, ranks=ranks, nccl={name: value for name, value in env.items() if name.startswith("NCCL_")})
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from autotuner.engines.base import Engine, Place, Stage
 LOAD_SCALE = 20.0  # a minute of loading takes three seconds
 REHEARSED = ("sglang", "vllm", "llamacpp")  # a command of its own is run as it is, so it cannot be rehearsed
 SILENCE_MIN_S = 10.0
+SERVING_SILENCE_MIN_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,9 @@ class RehearsalEngine:
         return (*self._server(), *asked) if asked is not None else None
 
     def silence_limit_s(self, stage: Stage) -> float:
-        """As much shorter as the load is."""
-        return max(SILENCE_MIN_S, self.inner.silence_limit_s(stage) / LOAD_SCALE)
+        """As much shorter as the load is; but decoding runs at its own speed, on whatever machine this is."""
+        least_s = SERVING_SILENCE_MIN_S if stage is Stage.GENERATING else SILENCE_MIN_S
+        return max(least_s, self.inner.silence_limit_s(stage) / LOAD_SCALE)
 
     def _server(self) -> tuple[str, ...]:
         scale = f"{LOAD_SCALE:g}"

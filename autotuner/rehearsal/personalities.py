@@ -11,7 +11,7 @@ AFTER = 12
 CAPPED_AT = 16
 HALF_LIFE_S = 15.0  # of acceptance, where it decays
 
-LoadStage = Literal["process", "weights", "capture", "warmup"]
+LoadStage = Literal["process", "nccl", "weights", "capture", "warmup"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Personality:
     out_of_memory_at: LoadStage | None = None
     dies_silently: bool = False  # after some answers
     falls_dumb: bool = False  # after some answers: health says 200, nothing is generated
+    times_out: bool = False  # it falls dumb, and NCCL's watchdog says why
     engine_dies: bool = False  # after some answers, and the front end exits with 0
     orphans: bool = False
     capped: bool = False
@@ -39,6 +40,7 @@ _ALL = (
     Personality("healthy", "behaves"),
     Personality("slow-load", "takes ten times as long to load, and shows that it moves", load_factor=10.0),
     Personality("hang-process", "hangs before anything is loaded", hangs_at="process"),
+    Personality("hang-nccl", "hangs while NCCL's ranks connect", hangs_at="nccl"),
     Personality("hang-weights", "hangs while it loads weights", hangs_at="weights"),
     Personality("hang-capture", "hangs while it captures graphs", hangs_at="capture"),
     Personality("hang-warmup", "hangs in its warm-up", hangs_at="warmup"),
@@ -46,6 +48,9 @@ _ALL = (
     Personality("oom-capture", "runs out of memory while it captures graphs", out_of_memory_at="capture"),
     Personality("dies-silently", "kills itself under load without a word", dies_silently=True),
     Personality("health-200-but-dead", "says that it is healthy and generates no more", falls_dumb=True),
+    Personality(
+        "hang-collective", "hangs in an all-reduce under load, healthy as ever", falls_dumb=True, times_out=True
+    ),
     Personality("orphaned-workers", "has workers that survive it", orphans=True),
     Personality("capped", f"runs {CAPPED_AT} requests at most, whatever was asked for", capped=True),
     Personality("decaying-acceptance", "accepts fewer drafted tokens as time goes on", decays=True),

@@ -21,6 +21,7 @@ from autotuner.rehearsal import http, routes
 from autotuner.rehearsal.asked import Asked, WrongFlagError
 from autotuner.rehearsal.batch import Batch, Step, Work
 from autotuner.rehearsal.llamacpp_voice import LlamaVoice
+from autotuner.rehearsal.nccl_voice import WATCHDOG
 from autotuner.rehearsal.personalities import AFTER, AFTER_VAR, ENV_VAR, PERSONALITIES, LoadStage, Personality
 from autotuner.rehearsal.sglang_voice import SGLangVoice
 from autotuner.rehearsal.speeds import SHAPES
@@ -96,6 +97,8 @@ class Server:
             _write([said.text])
             if said.listens:
                 await self._listen()
+            if said.ends:
+                await self._over(self.voice.exit_code_failed)
             if said.stage is not None and said.stage == who.hangs_at:
                 await asyncio.Event().wait()
             if said.stage is not None and said.stage == out_of_memory:
@@ -150,6 +153,8 @@ class Server:
         if who.engine_dies:
             _write(self.voice.engine_died())
             self._end(0)
+        if who.times_out:
+            _write([WATCHDOG])
 
     @property
     def _dumb(self) -> bool:

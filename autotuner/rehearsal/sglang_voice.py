@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from autotuner.rehearsal.batch import Step
 from autotuner.rehearsal.personalities import LoadStage
-from autotuner.rehearsal.voice import OUT_OF_MEMORY, Mouth, Said, shards, tqdm
+from autotuner.rehearsal.voice import OUT_OF_MEMORY, Mouth, Said, nccl_meets, shards, tqdm
 
 KV_TOKENS = 684832
 IDLE_GAUGES_S = 30.0  # so long the gauges stand as the last line of a batch left them, whatever has ended since
@@ -41,6 +41,7 @@ class SGLangVoice(Mouth):
             )
         yield Said(self._line(f"server_args={self._arguments()}"), 1.0, "process")
         yield Said(self._line("Init torch distributed begin."), 20.0, "process")
+        yield from nccl_meets(a)
         yield Said(self._line("Init torch distributed ends. elapsed=0.26 s, mem usage=0.09 GB"), 0.3)
         broken = "Ignore import error when loading sglang.srt.models.mimo_audio: Can not import FA3 in sgl_kernel."
         yield Said(self._line(broken), 2.0)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from autotuner.rehearsal.batch import Step
 from autotuner.rehearsal.personalities import LoadStage
-from autotuner.rehearsal.voice import OUT_OF_MEMORY, Mouth, Said, shards, tqdm
+from autotuner.rehearsal.voice import OUT_OF_MEMORY, Mouth, Said, nccl_meets, shards, tqdm
 
 KV_TOKENS = 684_832
 GRAPHS = 20
@@ -30,6 +30,7 @@ class VLLMVoice(Mouth):
         yield Said(self._api("api_utils.py:286", f"non-default args: {self._arguments()}"), 5.0, "process")
         yield Said(self._api("model.py:2152", f"Using max model len {a.context_len}"), 2.0, "process")
         yield Said(self._core("core.py:133", self._dump()), 6.0, "process")
+        yield from nccl_meets(a)
         yield Said(self._core("cuda.py:300", "Using FLASH_ATTN attention backend out of potential backends."), 2.0)
         yield Said(self._core("gpu_model_runner.py:3021", f"Starting to load model {a.model}..."), 1.0, "weights")
         yield from shards("Loading safetensors checkpoint shards", 4, 8.0)

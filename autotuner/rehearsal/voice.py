@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from autotuner.rehearsal import nccl_voice
 from autotuner.rehearsal.asked import Asked
 from autotuner.rehearsal.batch import Batch, Step, Work
 from autotuner.rehearsal.personalities import LoadStage
@@ -25,6 +26,7 @@ class Said:
     after_s: float = 0.0
     stage: LoadStage | None = None
     listens: bool = False  # from here on its port is open
+    ends: bool = False  # it was the last one: the server fails
 
 
 @dataclass
@@ -137,6 +139,13 @@ class Mouth:
     def tokens_held(self) -> int:
         """Tokens in the key-value pool."""
         return sum(work.prompt_tokens + work.made for work in self.batch.running)
+
+
+def nccl_meets(asked: Asked) -> Iterator[Said]:
+    """NCCL's part of a start: its ranks meet, or do not, and it says what it chose where it is to talk."""
+    yield Said(nccl_voice.begins(asked.ranks, asked.nccl), 0.5, "nccl")
+    fails = nccl_voice.fails(asked.ranks, asked.nccl)
+    yield Said(nccl_voice.formed(asked.ranks, asked.nccl), 0.5, ends=fails)
 
 
 def shards(label: str, count: int, seconds: float) -> Iterator[Said]:

@@ -9,6 +9,7 @@ import pytest
 
 from autotuner import measure
 from autotuner.core.answers import PROMPTS
+from autotuner.core.candidate import Candidate, Launch
 from autotuner.edge import clock
 from autotuner.edge.probes import Generated
 
@@ -61,3 +62,32 @@ def test_a_slow_server_is_asked_no_more_once_the_time_is_over_and_keeps_what_it_
 
 def test_a_server_that_cannot_be_asked_has_the_answers_it_gave_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept(Slow(monkeypatch, 1.0, fails=True)) == (False, [f"answer {n}" for n in range(1, 5)])
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_server_that_hangs_at_a_prompt_fails_by_that_and_its_variables_are_named(lives: bool) -> None:
+    """It is no error of the measurement, and nobody else's requests are to blame."""
+    columns: dict[str, Any] = {}
+    level: Any = measure._Level.__new__(measure._Level)
+
+    async def alive() -> bool:
+        return lives
+
+    async def facts() -> tuple[()]:
+        return ()
+
+    store = SimpleNamespace(update_trial=lambda _, **more: columns.update(more))
+    level.ctx = SimpleNamespace(store=store, uncut=lambda _: None)
+    level.trial = SimpleNamespace(id=1)
+    launch = Launch(model="/m", args={"tp-size": 2}, env={"NCCL_PROTO": "LL"})
+    level.candidate = Candidate(name="x", engine="sglang", launch=launch)
+    level.log = SimpleNamespace(facts=facts, since=lambda _: ())
+    level._alive = alive
+    assert asyncio.run(level.hangs_at_prompts(0)) is lives
+    if not lives:
+        assert not columns  # its death tells more
+        return
+    ended = json.loads(columns["ended"])
+    assert (ended["rule"], ended["verdict"]) == ("does-not-answer", "fail")
+    assert "did not answer a fixed prompt within 60 s" in ended["sentence"]
+    assert "this candidate sets NCCL_PROTO = LL" in ended["sentence"]

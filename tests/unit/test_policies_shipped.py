@@ -102,6 +102,10 @@ CASES: dict[str, tuple[Facts, list[dict[str, Any]]]] = {
         [{"start.silent_s": 600.0}, {"server.alive": False}],
     ),
     "start-deadline": ({**START, "start.elapsed_s": 1800.5}, [{"start.elapsed_s": 1800.0}, {"server.alive": False}]),
+    "level-stage-silent": (
+        {**SPEC, "level.silent_s": 450.5, "level.silence_limit_s": 450.0, "level.in_flight": 8.0},
+        [{"level.silent_s": 450.0}, {"server.alive": False}],
+    ),
     "requests-failing": (
         {**SPEC, "level.requests_ok": 18.0, "level.requests_failed": 2.0, "level.failed_ratio": 0.1},
         [

@@ -16,12 +16,16 @@ from autotuner.core.candidate import Candidate, Launch
 from autotuner.core.decide import RunLevel
 from autotuner.core.effective import Configuration, merge
 from autotuner.core.state import LaunchState, Purpose, TrialState, Verdict
+from autotuner.core.topology import QUERY, joined
 from autotuner.core.verdict import Judgement
+from autotuner.edge.host import Ran
 from autotuner.edge.rows import LaunchRow, Trial, configuration_json, judgement_columns
 from autotuner.edge.store import Store
 from autotuner.engines.base import Effective
+from autotuner.errors import HostError
 from autotuner.settings import Settings
 
+TOPOLOGY = (Path(__file__).parent / "core" / "data" / "topo-2-h200.txt").read_text()
 RECORDINGS = Path(__file__).parent / "engines" / "recordings"
 AT = "2026-11-29 15:02:14Z"
 BENCHMARK = Benchmark(levels=(1, 8, 128))
@@ -30,6 +34,15 @@ SETTINGS = Settings.model_validate({"state_dir": "/nowhere", "slots": {"kimi": {
 
 class FakeHost:
     """Its servers' logs are the recorded one, whole; nothing of it was read before the server served."""
+
+    cuts = 0
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, ...]] = []
+
+    async def run(self, argv: tuple[str, ...], timeout_s: float) -> Ran:
+        self.asked.append(argv)
+        return Ran(0, TOPOLOGY)
 
     async def read_log(self, launch_id: str, offset: int) -> bytes:
         return (RECORDINGS / "sglang-0.5.12-eagle3-capped.log").read_bytes()[offset:]
@@ -131,6 +144,27 @@ def test_a_server_that_answers_nothing_leaves_what_its_log_said(ctx: SlotContext
     for junk in ("<html>", "", "[[[["):
         again = resolved(ctx, begin(ctx, candidate("other", tp=len(junk))), FakeProbe(server_info=junk))
         assert again.effective == found.effective
+
+
+def test_how_the_gpus_are_joined_is_asked_once_a_host_and_boot_and_kept_with_each_launch(ctx: SlotContext) -> None:
+    host: Any = ctx.host
+    two = candidate("two", tp_size=2)
+    for _ in range(2):
+        kept = resolved(ctx, begin(ctx, two))
+        assert joined(kept.topology) == "GPUs 0, 1 joined by NVLink (NV18)"
+    assert host.asked == [QUERY]
+    host.cuts = 1  # it may have been booted anew meanwhile
+    resolved(ctx, begin(ctx, two))
+    assert host.asked == [QUERY, QUERY]
+    assert resolved(ctx, begin(ctx, candidate("one"))).topology is None
+
+
+def test_a_host_without_gpus_has_no_topology_and_nothing_is_made_of_it(ctx: SlotContext) -> None:
+    async def none(argv: tuple[str, ...], timeout_s: float) -> Ran:
+        raise HostError("there is no nvidia-smi")
+
+    ctx.host.run = none  # type: ignore[method-assign]
+    assert resolved(ctx, begin(ctx, candidate("two", tp_size=2))).topology is None
 
 
 def test_what_was_resolved_is_recorded_with_the_launch_and_sets_the_cap_of_the_level(ctx: SlotContext) -> None:

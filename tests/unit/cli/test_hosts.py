@@ -11,9 +11,13 @@ import asyncssh
 import pytest
 from click.testing import CliRunner, Result
 from fakes.ssh_server import USER, SshServer
+from unit.core.test_topology import RECORDED
 
 from autotuner.cli import main
+from autotuner.cli.hosts import _slot_checks
 from autotuner.edge.destination import fingerprint
+from autotuner.edge.host import GpuUse, Ran
+from autotuner.errors import HostError
 from autotuner.settings import load_settings
 
 SETTINGS = """\
@@ -159,3 +163,28 @@ def test_a_changed_key_is_pinned_anew_once_it_was_compared(settings: Path, runni
     assert f"pinned:  {fingerprint(old)}" in said.output
     assert f"present: {fingerprint(server.host_key)}" in said.output
     assert settings.read_text() == before.replace(old, server.host_key)
+
+
+def test_how_the_gpus_of_a_host_are_joined_is_told_and_a_host_that_cannot_say_is_no_worse() -> None:
+    class Gpus:
+        def __init__(self, said: Ran | HostError) -> None:
+            self.said = said
+
+        async def port_holder(self, port: int) -> None:
+            return None
+
+        async def gpus(self, indices: tuple[int, ...]) -> tuple[GpuUse, ...]:
+            return tuple(GpuUse(index, 0.0, 1.0) for index in indices)
+
+        async def run(self, argv: tuple[str, ...], timeout_s: float) -> Ran:
+            if isinstance(self.said, HostError):
+                raise self.said
+            return self.said
+
+    def told(said: Ran | HostError) -> str:
+        checks = asyncio.run(_slot_checks(Gpus(said), "kimi", 8000, (0, 1)))
+        assert all(check.ok for check in checks)
+        return checks[-1].said
+
+    assert told(Ran(0, RECORDED)) == "GPU 0, 1 seen; GPUs 0, 1 joined by NVLink (NV18)"
+    assert told(Ran(9, "")) == told(HostError("no nvidia-smi")) == "GPU 0, 1 seen"

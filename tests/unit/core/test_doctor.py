@@ -40,6 +40,15 @@ SOUND = Seen(
     states={"main": ""},
 )
 
+JOINED = "GPUs 0, 1 joined by NVLink (NV18)"
+
+
+def test_how_the_gpus_of_a_slot_are_joined_is_said() -> None:
+    said = [finding for finding in examine(dataclasses.replace(SOUND, topology=(JOINED,))) if finding.about == "GPUs"]
+    assert [finding.sentence for finding in said] == ["2 GPUs are there, driver 570.1", JOINED]
+    assert all(finding.level is Level.OK for finding in said)
+
+
 WRONG: dict[str, tuple[dict[str, Any], Level, str]] = {
     "settings": ({"settings_error": "autotuner.toml:3: slots: unknown"}, Level.PROBLEM, "unknown"),
     "a warning of the settings": ({"warnings": ("few requests",)}, Level.WARNING, "few requests"),

@@ -64,6 +64,8 @@ EVERYTHING: Facts = {
             queued=12.0,
             answered_ratio=Interval(0.7, 0.6, 0.8),
             best_answered_ratio=0.99,
+            silent_s=3.0,
+            silence_limit_s=450.0,
         )
     ),
 }

@@ -6,11 +6,13 @@ import pytest
 from unit.core.building import figures, level
 
 from autotuner.bench.measurement import Progress
+from autotuner.core.facts import level_facts
 from autotuner.core.gather import Gather, LevelPlan, baseline_steps, busy_steps, level_result, told_clean
 from autotuner.core.objective import Objective, Standing
 from autotuner.core.speculation import SpeculationAtLevel
 from autotuner.core.verdict import LevelResult
-from autotuner.engines.base import Counters, Note, Prefill, Speculation, Window
+from autotuner.engines import engine_for
+from autotuner.engines.base import Counters, Note, Prefill, Speculation, Stage, Window
 
 
 def plan(**more: Any) -> LevelPlan:
@@ -38,6 +40,57 @@ def steady(**more: Any) -> Gather:
     gather.add_progress(progress(1.0, "warm-up"))
     gather.add_progress(progress(2.0))
     return gather
+
+
+# --- a level in which nothing comes any more
+
+
+def silent(events: int = 0, in_flight: int = 8, done: int = 3, at_s: float = 60.0) -> Progress:
+    return Progress(at_s=at_s, phase="steady", events=events, in_flight=in_flight, done=done, failed=0)
+
+
+def test_silence_counts_from_the_last_token_while_requests_wait() -> None:
+    gather = steady(silence_limit_s=450.0)
+    gather.add_progress(silent())
+    assert gather.silent_s == 58.0
+    facts = level_facts(gather.so_far())
+    assert (facts["level.silent_s"], facts["level.silence_limit_s"]) == (58.0, 450.0)
+
+
+@pytest.mark.parametrize("alive", [silent(events=1), silent(done=4), silent(in_flight=0)])
+def test_a_token_an_answer_or_nothing_to_wait_for_ends_the_silence(alive: Progress) -> None:
+    gather = steady()
+    gather.add_progress(alive)
+    assert not gather.silent_s
+
+
+@pytest.mark.parametrize(
+    ("word", "silent_s"),
+    [
+        (Prefill(tokens=8192), 0.0),
+        (line(gen_tok_s=3.0), 0.0),
+        (line(gen_tok_s=0.0), 58.0),
+        (Note("warning", "x"), 58.0),
+    ],
+)
+def test_a_long_prefill_is_no_hang_but_a_line_that_tells_of_no_work_is_no_sign_of_life(
+    word: Any, silent_s: float
+) -> None:
+    gather = steady()
+    gather.add_progress(silent())
+    gather.add_log((word,))
+    assert gather.silent_s == silent_s
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "llamacpp", "command"])
+def test_a_serving_server_may_work_at_prompts_for_minutes_without_a_token(engine: str) -> None:
+    assert engine_for(engine).silence_limit_s(Stage.GENERATING) >= 360
+
+
+def test_a_level_that_is_over_is_not_silent() -> None:
+    gather = steady(silence_limit_s=450.0)
+    gather.add_progress(silent())
+    assert "level.silent_s" not in level_facts(gather.so_far(figures(8, 100.0)))
 
 
 def counters(drafts: float = 0, accepted: float = 0, drafted: float | None = None) -> Counters:

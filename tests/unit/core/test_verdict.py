@@ -289,6 +289,25 @@ def test_answers_that_agree_or_are_not_on_record_cost_nothing(answers: Any, best
     assert judge(fine).promote
 
 
+@pytest.mark.parametrize(("answers", "best"), [((), SAID), (SAID, ()), ((), ())])
+@pytest.mark.parametrize("more", [{"base": EVEN}, {"has_best": False}])
+def test_what_may_corrupt_answers_is_never_promoted_unless_they_were_compared(
+    answers: Any, best: Any, more: Any
+) -> None:
+    fast = whole(900.0)
+    found = judge(trial(*fast, answers=answers, best_answers=best, may_corrupt="NCCL_PROTO = LL128", **more))
+    assert (found.verdict, found.promote) == (Verdict.INCONCLUSIVE, False)
+    assert found.reasons[0].startswith(
+        "NCCL_PROTO = LL128 can corrupt answers, and its answers were compared with nothing: set"
+    )
+
+
+def test_what_may_corrupt_answers_and_does_not_is_promoted_like_any_other() -> None:
+    found = trial(*whole(900.0), base=EVEN, answers=SAID, best_answers=SAID, may_corrupt="NCCL_PROTO = LL128")
+    assert judge(found).promote
+    assert judge(read_basis(basis_json(found))).promote
+
+
 def test_how_far_answers_must_agree_is_the_operators_to_say() -> None:
     near = (*SAID[:7], "something else")
     for least, verdict in ((0.8, Verdict.PASS), (0.95, Verdict.FAIL), (0.0, Verdict.PASS)):

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from unit.core.test_topology import PCIE
 
 from autotuner.core.candidate import Candidate, Launch
+from autotuner.core.topology import QUERY
 from autotuner.edge import gpu
 from autotuner.edge.helpcache import HelpCache
 from autotuner.edge.host import GpuUse, PortHolder, Ran
@@ -188,6 +190,25 @@ def test_contradictions_environment_and_nvlink_come_together() -> None:
     assert [p.split(":")[0] for p in found.problems] == ["env.SGLANG_IS_IN_CI"]
     assert any("48 requests" in warning for warning in found.warnings)
     assert any("over NVLink" in warning for warning in found.warnings)
+
+
+def test_how_the_gpus_are_joined_is_asked_once_and_only_where_nccl_is_varied() -> None:
+    class Pcie(Sglang):
+        async def run(self, argv: tuple[str, ...], timeout_s: float) -> Ran:
+            said = await super().run(argv, timeout_s)
+            return Ran(0, PCIE) if argv == QUERY else said
+
+    host = Pcie(help_text=HELP + "  --tp-size N  x\n")
+    preflight = Preflight(host)  # type: ignore[arg-type]
+    plain = asyncio.run(preflight.check(sglang(**{"tp-size": 4})))
+    assert plain.problems == ()
+    assert QUERY not in host.asked
+    for _ in range(2):
+        found = asyncio.run(preflight.check(sglang({"NCCL_PROTO": "LL128"}, **{"tp-size": 4})))
+        assert "LL128 is made for NVLink" in found.problems[0]
+    near = asyncio.run(preflight.check(sglang({"NCCL_P2P_LEVEL": "SYS"}, **{"tp-size": 2}), gpus=(0, 1)))
+    assert any("farther apart than PIX" in warning for warning in near.warnings)
+    assert host.asked.count(QUERY) == 1
 
 
 @pytest.mark.parametrize(
