@@ -47,6 +47,25 @@ class Live:
 
 
 @dataclass
+class Given:
+    """What a slot knows of the GPU memory of its last server, for as long as the daemon lives.
+
+    `owed_s` is when `launch` was first seen to owe some, `back` that it once owed none any more: what comes after is somebody
+    else's. `own` are pids that were seen on the GPUs as its processes. `unread` is why the GPUs cannot be read, since
+    `unread_s`; `failed` if that was an error, `told` once an entry says so.
+    """
+
+    launch: str = ""
+    owed_s: float = 0.0
+    back: bool = False
+    own: frozenset[int] = frozenset()
+    unread: str = ""
+    unread_s: float = 0.0
+    failed: bool = False
+    told: bool = False
+
+
+@dataclass
 class LogReader:
     """Reads a launch's log from where it stopped; keeps the last lines and what the server said it resolved."""
 
@@ -108,7 +127,8 @@ class SlotContext:
     `settled` are the trials whose proposals it has tried to work out, `refused` the launches that the host could not start
     when this daemon told it to, `learned` the secret files of another host that were read;
     `measured` has, by benchmark, the last entry that was looked at and what each candidate's newest trial came to by then.
-    `blocked` is what the record says of a slot that cannot go on, once known.
+    `blocked` is what the record says of a slot that cannot go on, once known; `failed_end_s` is when the last launch ended that
+    was not asked to.
     """
 
     name: str
@@ -122,6 +142,8 @@ class SlotContext:
     starting: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
     live: Live = field(default_factory=Live)
+    given: Given = field(default_factory=Given)
+    failed_end_s: float = 0.0
     logs: dict[str, LogReader] = field(default_factory=dict)
     announced: str = ""
     blocked: str | None = None

@@ -111,6 +111,11 @@ class Degrade:
     """Stop trying to restore and ask for a person."""
 
 
+@dataclass(frozen=True)
+class GoOn:
+    """Record that the GPU memory for which a slot was degraded is free, and go on."""
+
+
 Action = (
     Wait
     | Interrupt
@@ -127,6 +132,7 @@ Action = (
     | QueueBaseline
     | RestoreDone
     | Degrade
+    | GoOn
 )
 
 

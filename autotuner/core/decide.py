@@ -6,6 +6,7 @@ of ours lives and nobody else holds the port. Pure; the daemon calls it once a c
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 
 from autotuner.bench.benchmark import Level, LoadKind, level_name
 from autotuner.core.actions import (
@@ -16,6 +17,7 @@ from autotuner.core.actions import (
     Decision,
     Degrade,
     GiveUp,
+    GoOn,
     Interrupt,
     Launch,
     QueueBaseline,
@@ -27,6 +29,8 @@ from autotuner.core.actions import (
     Verify,
     Wait,
 )
+from autotuner.core.backoff import pause_left_s, recent_failures
+from autotuner.core.gpumemory import is_held
 from autotuner.core.state import LaunchState, Purpose
 
 __all__ = [
@@ -38,6 +42,7 @@ __all__ = [
     "Degrade",
     "Doing",
     "GiveUp",
+    "GoOn",
     "IncumbentRecord",
     "Interrupt",
     "Launch",
@@ -73,6 +78,7 @@ class LaunchRecord:
     purpose: Purpose
     state: LaunchState
     trial_id: int | None = None
+    end_asked: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,11 @@ class IncumbentRecord:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the store says about one slot. Empty texts mean "no"; the others are the reason, for a person to read."""
+    """What the store says about one slot. Empty texts mean "no"; the others are the reason, for a person to read.
+
+    `failed_s` is when the launches of the ladder began that ended by themselves, `failed_end_s` when the last of them ended as
+    far as that is known, `last_failure` why; `window_s` is the window of the restart budget.
+    """
 
     slot: str
     launches: tuple[LaunchRecord, ...] = ()
@@ -118,6 +128,10 @@ class Recorded:
     restore_always: bool = False
     baseline_missing: bool = False
     stopped: str = ""
+    failed_s: tuple[float, ...] = ()
+    failed_end_s: float = 0.0
+    last_failure: str = ""
+    window_s: float = RESTORE_WINDOW_S
 
 
 @dataclass(frozen=True)
@@ -133,8 +147,9 @@ class Doing:
 class Observed:
     """What the world says about one slot, looked at just now. `living` and `verified` hold launch ids.
 
-    `strangers`, `freeing` (what the driver still holds of a server that has ended) and `traffic` are texts: the first two are
-    looked at only before a launch, the last one only before a trial begins.
+    `strangers`, `freeing` and `held` (what the driver still holds of a server that has ended, for now or for good) and
+    `traffic` are texts: the first three are looked at only before a launch and while memory is held, the last one only before
+    a trial begins. `now_s` is on the clock of `Recorded.failed_s`.
     """
 
     living: frozenset[str] = frozenset()
@@ -143,6 +158,8 @@ class Observed:
     doing: Doing | None = None
     freeing: str = ""
     traffic: str = ""
+    held: str = ""
+    now_s: float = 0.0
 
 
 def decide(recorded: Recorded, observed: Observed) -> Decision:
@@ -174,6 +191,8 @@ def _ended(recorded: Recorded, observed: Observed) -> Decision | None:
     gone = next((launch for launch in recorded.launches if launch.id not in observed.living), None)
     if gone is None:
         return None
+    if gone.end_asked and gone.state is not LaunchState.INTENDED:
+        return Decision(Stop(gone.id), f"the stop of {gone.name} was cut short: what is left of it is looked for")
     return Decision(RecordEnd(gone.id), f"the server of {gone.name} has ended by itself")
 
 
@@ -191,6 +210,20 @@ def _one_server(recorded: Recorded, observed: Observed) -> Decision | None:
 
     extra = min(living, key=worth)
     return Decision(Stop(extra.id), f"the slot holds {len(living)} servers; {extra.name} is not the one wanted")
+
+
+def _memory_held(recorded: Recorded, observed: Observed) -> Decision | None:
+    """GPU memory of a server that has ended did not come back: nothing is launched on top of it, and nobody is asked again."""
+    trial = recorded.trial
+    if not is_held(recorded.degraded) or recorded.restore_wanted or _living(recorded, observed):
+        return None
+    if trial is not None and trial.concluded:
+        return None
+    if trial is not None:
+        return Decision(Requeue(trial.id), f"{trial.name} goes back to the queue: {recorded.degraded}")
+    if observed.strangers or observed.freeing or observed.held:
+        return Decision(Wait(), f"degraded: {recorded.degraded}")
+    return Decision(GoOn(), "the GPU memory that the slot waited for is free")
 
 
 def _trial_yields(recorded: Recorded, observed: Observed) -> Decision | None:
@@ -279,6 +312,8 @@ def _towards(recorded: Recorded, observed: Observed, target: IncumbentRecord) ->
     mine = next((launch for launch in living if launch.candidate_id == target.candidate_id), None)
     why = recorded.restore_wanted or "nothing else is to run"
     if mine is None:
+        if pause := _pause(recorded, observed):
+            return Decision(Wait(), f"restoring the best-known, {target.name}: {pause}")
         launch = Launch(target.candidate_id, target.name, Purpose.RESTORE)
         return _launch_into_free_slot(recorded, observed, launch, f"restoring the best-known, {target.name}: {why}")
     if mine.state is not LaunchState.SERVING:
@@ -290,6 +325,17 @@ def _towards(recorded: Recorded, observed: Observed, target: IncumbentRecord) ->
     if recorded.queued is not None and not (recorded.no_new_trials or recorded.paused):
         return None
     return Decision(Wait(), f"serving the best-known, {target.name}; {_why_idle(recorded)}")
+
+
+def _pause(recorded: Recorded, observed: Observed) -> str:
+    """Why the next try to restore is not made yet; empty if it is. In steps of ten seconds: each change is logged."""
+    left_s = pause_left_s(recorded.failed_s, recorded.failed_end_s, observed.now_s, recorded.window_s)
+    if left_s <= 0:
+        return ""
+    failed = recent_failures(recorded.failed_s, observed.now_s, recorded.window_s)
+    last = f", the last one: {recorded.last_failure}" if recorded.last_failure else ""
+    within = f"{failed} launches ended by themselves within {recorded.window_s / 60:.0f} min"
+    return f"next try in {10 * ceil(left_s / 10)} s, because {within}{last}"
 
 
 def _next_trial(recorded: Recorded, observed: Observed) -> Decision | None:
@@ -323,6 +369,7 @@ _SITUATIONS: tuple[Callable[[Recorded, Observed], Decision | None], ...] = (
     _hands_off,
     _ended,
     _one_server,
+    _memory_held,
     _trial_yields,
     _stopped,
     _trial_in_hand,
@@ -346,6 +393,8 @@ def _launch_into_free_slot(recorded: Recorded, observed: Observed, launch: Launc
         return Decision(Wait(), f"cannot launch {launch.name}: {observed.strangers}")
     if observed.freeing:
         return Decision(Wait(), f"{launch.name} waits: {observed.freeing}")
+    if observed.held:
+        return Decision(Degrade(), observed.held)
     return Decision(launch, reason)
 
 
