@@ -160,7 +160,7 @@ async def stop(ctx: SlotContext, action: decide.Stop) -> None:
     await _wait_for_port(ctx)
     held = await freeing.wait(ctx, row)
     with ctx.store.transaction():
-        outcome.launch_ended(ctx, row, seen, own_stop(), asked=True)
+        outcome.launch_ended(ctx, row, seen, own_stop() if seen.started else never_started(), asked=True)
         outcome.stopped(ctx, row)
         if held:
             outcome.degrade(ctx, held)

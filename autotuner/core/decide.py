@@ -191,7 +191,7 @@ def _ended(recorded: Recorded, observed: Observed) -> Decision | None:
     gone = next((launch for launch in recorded.launches if launch.id not in observed.living), None)
     if gone is None:
         return None
-    if gone.end_asked and gone.state is not LaunchState.INTENDED:
+    if gone.end_asked:
         return Decision(Stop(gone.id), f"the stop of {gone.name} was cut short: what is left of it is looked for")
     return Decision(RecordEnd(gone.id), f"the server of {gone.name} has ended by itself")
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from autotuner.core.candidate import Candidate, Launch, to_toml
+from autotuner.core.gpumemory import is_held
 from autotuner.core.policy import Policy
 from autotuner.core.replay import replay
 from autotuner.core.state import LaunchState, TrialState, Verdict
@@ -254,6 +255,8 @@ class Campaign:
         self.world.faults.on = False
         self.host.strangers.clear()
         self.host.disk_full = False
+        self.host.unread_until_s = 0.0
+        self._free_memory()
         for nature in self.natures.values():
             nature.mended = nature.mended or self.rng.random() < 0.7
         with self._as_operator():
@@ -261,6 +264,15 @@ class Campaign:
                 self.store.forgive_failures(slot)
                 self.store.update_slot(slot, paused="", hands_off="", degraded="", restore_hold=0)
         self.world.after(LOOK_EVERY_S, self._look)
+
+    def _free_memory(self) -> None:
+        """Somebody resets the GPUs of most slots; the others go on waiting for a person."""
+        for slot in self.settings.slots:
+            if self.rng.random() < 0.7:
+                for server in self.host.by_slot[slot]:
+                    until = self.world.now + self.rng.uniform(0.0, 600.0)
+                    server.gpu_until = min(server.gpu_until, until)
+                    server.gpu_late_s = 0.0
 
     def _look(self) -> None:
         """Whether all is well; the campaign is over then, or once its time is."""
@@ -339,6 +351,8 @@ class Campaign:
     def wrong(self, slot: str) -> str:
         """What is not yet as it must be in a slot; empty if nothing."""
         store, row = self.store, self.store.slot(slot)
+        if is_held(row.degraded) and any(self.host.gpu_held(server) for server in self.host.by_slot[slot]):
+            return "" if not self.host.alive_in(slot) else "something lives beside memory that did not come back"
         ladder = [rung for rung, _, _ in store.ladder(slot)]
         if ladder and row.degraded and not any(self.natures[rung].mended for rung in ladder):
             return ""  # a person is needed, and was asked
