@@ -109,6 +109,7 @@ async def await_serving(ctx: SlotContext, action: decide.AwaitServing) -> None:
             if await _serves(ctx, probe, row.id):
                 ready_s = following.elapsed_s
                 resolved = await resolve.configuration(ctx, row, following.candidate, probe)
+                await freeing.note_own(ctx, row)
                 ctx.uncut(cuts)
                 _now_serving(following, ready_s, resolved)
                 return
@@ -126,6 +127,8 @@ async def verify(ctx: SlotContext, action: decide.Verify) -> None:
     cuts = ctx.host.cuts
     async with ctx.probe(candidate) as probe:
         if await _serves(ctx, probe, row.id):
+            if ctx.given.launch != row.id:  # it was started by a daemon before this one
+                await freeing.note_own(ctx, row)
             ctx.verified.add(row.id)
             return
     await ctx.host.inspect(row.id)  # a connection that is lost and not known to be shows here

@@ -61,7 +61,7 @@ async def wait(ctx: SlotContext, row: LaunchRow) -> str:
 
 
 async def note_own(ctx: SlotContext, row: LaunchRow) -> None:
-    """Before a stop: learn which processes on the GPUs are the launch's; a driver may list them after their end."""
+    """While a launch lives: learn which processes on the GPUs are its; a driver may list them after their end."""
     gpus = await read(ctx) or ()
     pids = {pid for gpu in gpus for pid, _, _ in gpu.processes}
     _given(ctx, row.id).own |= {pid for pid in pids if await ctx.host.launch_of(pid) == row.id}

@@ -20,7 +20,7 @@ from autotuner.core.state import LaunchState, TrialState, Verdict
 from autotuner.core.verdict import Judgement
 from autotuner.daemon import Daemon
 from autotuner.edge.journal import compare_with_store, read_entries
-from autotuner.edge.rows import Trial
+from autotuner.edge.rows import SlotRow, Trial
 from autotuner.edge.store import Store
 from autotuner.engines import engine_for
 from autotuner.errors import AutotunerError
@@ -351,8 +351,8 @@ class Campaign:
     def wrong(self, slot: str) -> str:
         """What is not yet as it must be in a slot; empty if nothing."""
         store, row = self.store, self.store.slot(slot)
-        if is_held(row.degraded) and any(self.host.gpu_held(server) for server in self.host.by_slot[slot]):
-            return "" if not self.host.alive_in(slot) else "something lives beside memory that did not come back"
+        if store.last_published() == store.last_entry() and self._waits_for_memory(slot, row):
+            return ""
         ladder = [rung for rung, _, _ in store.ladder(slot)]
         if ladder and row.degraded and not any(self.natures[rung].mended for rung in ladder):
             return ""  # a person is needed, and was asked
@@ -366,6 +366,12 @@ class Campaign:
         if not ladder:
             return f"{len(alive)} servers live although there is no best-known" if alive else ""
         return self._not_served(slot, alive[0], ladder) if len(alive) == 1 else f"{len(alive)} servers live"
+
+    def _waits_for_memory(self, slot: str, row: SlotRow) -> bool:
+        """Whether nothing runs in a slot for memory that is not free, and a person was told so."""
+        held = [server for server in self.host.by_slot[slot] if self.host.gpu_held(server)]
+        named = any(server.gpu_listed and str(server.pid) in row.blocked for server in held)
+        return bool(held) and not self.host.alive_in(slot) and (is_held(row.degraded) or named)
 
     def _not_served(self, slot: str, server: Server, ladder: list[str]) -> str:
         """Whether the one server that lives is the best-known that can serve, does, and is known to."""
@@ -404,7 +410,8 @@ class Campaign:
         lost = [trial for trial in self.acknowledged if trial not in known]
         check("P18", f"trials {lost} are lost", kept=not lost)
         if self.well:
-            waits = {slot for slot in self.settings.slots if store.slot(slot).degraded}  # for a person
+            rows = {slot: store.slot(slot) for slot in self.settings.slots}
+            waits = {slot for slot, row in rows.items() if row.degraded or row.blocked}  # for a person
             over = {TrialState.DONE, TrialState.CANCELLED}
             idle = [t for t, slot in self.acknowledged.items() if known.get(t) not in over and slot not in waits]
             gone = [t for t in self.acknowledged if known.get(t) is TrialState.CANCELLED and t not in self.cancelled]
