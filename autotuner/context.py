@@ -56,7 +56,7 @@ class Given:
     """
 
     launch: str = ""
-    owed_s: float = 0.0
+    owed_s: float = float("inf")
     back: bool = False
     own: frozenset[int] = frozenset()
     unread: str = ""

@@ -70,7 +70,7 @@ async def note_own(ctx: SlotContext, row: LaunchRow) -> None:
 async def levels(ctx: SlotContext) -> dict[int, float] | None:
     """Before a launch: return the memory in use on each GPU of the slot, in MiB; None if the launch must not be made now.
 
-    Where the GPUs cannot be read, and were not for GPU_WAIT_S, the levels before the last launch stand in, and that is told.
+    Where the GPUs cannot be read, and were not for GPU_WAIT_S, the last levels that are known stand in, and that is told.
     """
     gpus = await read(ctx)
     last = _last(ctx)
@@ -82,7 +82,7 @@ async def levels(ctx: SlotContext) -> dict[int, float] | None:
     if _may_be_read_yet(ctx, last):
         return None
     _tell_unread(ctx)
-    return dict(last.gpu_used_mib) if last is not None else {}
+    return ctx.store.last_levels(ctx.name)
 
 
 async def read(ctx: SlotContext) -> tuple[GpuUse, ...] | None:
@@ -130,6 +130,7 @@ def _owed(ctx: SlotContext, row: LaunchRow | None, gpus: tuple[GpuUse, ...] | No
     if row is None:
         return Around()
     given = _given(ctx, row.id)
+    given.owed_s = min(given.owed_s, clock.monotonic_s())
     left = gpumemory.not_back(row.gpu_used_mib, gpus, given.own)
     if not left:
         given.back, given.own = True, frozenset()
@@ -144,11 +145,9 @@ def _last(ctx: SlotContext) -> LaunchRow | None:
 
 
 def _given(ctx: SlotContext, launch_id: str) -> Given:
-    """What is known of this launch's memory; its time begins when it is asked for first."""
+    """What is known of this launch's memory; its time begins when it is first asked for after the launch's end."""
     if ctx.given.launch != launch_id:
-        ctx.given = dataclasses.replace(
-            ctx.given, launch=launch_id, owed_s=clock.monotonic_s(), back=False, own=frozenset()
-        )
+        ctx.given = dataclasses.replace(ctx.given, launch=launch_id, owed_s=float("inf"), back=False, own=frozenset())
     return ctx.given
 
 

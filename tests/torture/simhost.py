@@ -356,7 +356,7 @@ class SimHost:
     async def gpus(self, indices: tuple[int, ...]) -> tuple[GpuUse, ...]:
         try:
             await self._call("gpus")
-            self._nvidia_smi()
+            self._nvidia_smi(indices)
         except HostError:
             for index in indices:
                 self.unread_since.setdefault(index, self.world.now)
@@ -367,9 +367,10 @@ class SimHost:
             self.unread_since.pop(index, None)
         return found
 
-    def _nvidia_smi(self) -> None:
+    def _nvidia_smi(self, indices: tuple[int, ...]) -> None:
+        """It may fail for a while; not before its first answer, without which nobody knows what is free."""
         world = self.world
-        if world.faults.on and world.faults.strike("GPUs cannot be read"):
+        if self.gpu_seen.keys() >= set(indices) and world.faults.strike("GPUs cannot be read"):
             self.unread_until_s = world.now + self._rng.choice(UNREAD_S)
         if world.now < self.unread_until_s:
             raise HostError("nvidia-smi failed with exit code 9: Unable to determine the device handle")

@@ -196,6 +196,14 @@ def test_a_server_on_the_gpus_is_known_as_ours_before_it_is_stopped(house: House
     assert "held by pid 5" in house.store.slot("a").degraded
 
 
+def test_the_time_for_its_memory_begins_with_a_servers_end(house: House) -> None:
+    house.ended("l1", clock.boot_id())
+    asyncio.run(freeing.note_own(house.ctx, house.store.launch("l1")))  # as when it begins to serve
+    house.now_s += 3600.0
+    house.host.used_mib = 60_400.0
+    assert house.others()[1].startswith("the GPU memory of old, which has ended, is not free yet")
+
+
 def test_gpus_that_cannot_be_read_are_not_free_for_a_while_and_then_it_is_told(house: House) -> None:
     house.ended("l1", clock.boot_id())
     house.host.error = HostError("nvidia-smi failed with exit code 9: no devices were found")
