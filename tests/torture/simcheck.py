@@ -113,8 +113,8 @@ class Checker:
         others = [other.spec.launch_id for other in host.alive_in(slot) if other is not server]
         self.check("P1", f"launch {server.spec.launch_id} starts beside {others} in slot {slot}", kept=not others)
         holding = [other for other in host.by_slot[slot] if other is not server and host.gpu_held(other)]
-        held = [other.spec.launch_id for other in holding if not other.given_up]
-        unread = self._unread_long(server)
+        held = [other.spec.launch_id for other in holding if not other.given_up and not other.blind]
+        unread = server.blind = self._unread_long(server)
         self.check("P1", f"launch {server.spec.launch_id} starts while {held} hold GPU memory", kept=not held or unread)
         for other in holding:  # from now on nobody can tell it from the memory of this one
             other.given_up = True
@@ -199,7 +199,7 @@ class Checker:
         if asked and not server.given_up and server.gone:
             given_s = self.world.now - server.gone_at
             proven = not self.host.gpu_held(server) or given_s >= GPU_PATIENCE_S or self._unread_long(server)
-            proven = proven or self._listed(server)
+            proven = proven or server.blind or self._listed(server)
             self.check(
                 "P5",
                 f"launch {launch_id} is recorded as stopped {given_s:g} s after its end, and its GPU memory is taken",

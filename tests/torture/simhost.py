@@ -83,6 +83,7 @@ class Server:
     gpu_until: float = 0.0
     gone_at: float = 0.0
     given_up: bool = False  # something was started beside its memory, because nobody could read the GPUs
+    blind: bool = False  # it was started while nobody could, so that nobody knows what it must give back
     dying: bool = False
     gone: bool = False
     generated_at: float = -NEVER
