@@ -4,8 +4,8 @@ import datetime as dt
 from dataclasses import replace
 from typing import Any
 
-from autotuner import freeing, outcome
-from autotuner.core import decide
+from autotuner import freeing, outcome, slotworker
+from autotuner.core import decide, statistics
 from autotuner.core.state import Verdict
 from autotuner.core.verdict import Judgement, TrialSoFar
 from autotuner.edge.host import ServerSeen
@@ -60,7 +60,7 @@ def restore_without_pause() -> None:
 
 def wall_clock_budget() -> None:
     """The restart budget is measured with the wall clock."""
-    real = Store.restore_failures
+    real, wall_s = Store.restore_failures, dict[float, float]()
 
     def failures(self: Store, slot: str, candidate_id: str, boot_id: str) -> list[float]:
         monotonic = real(self, slot, candidate_id, boot_id)
@@ -68,10 +68,13 @@ def wall_clock_budget() -> None:
             "SELECT mono_s, intended_at FROM launches WHERE slot = ? AND candidate_id = ? AND boot_id = ?",
             *(slot, candidate_id, boot_id),
         )
-        wall_s = {row["mono_s"]: dt.datetime.fromisoformat(row["intended_at"]).timestamp() for row in rows}
-        return sorted(wall_s[at_s] for at_s in monotonic)
+        wall_s.update({row["mono_s"]: dt.datetime.fromisoformat(row["intended_at"]).timestamp() for row in rows})
+        return monotonic
 
-    Store.restore_failures = failures
+    def most_within(times: list[float], window_s: float) -> int:
+        return statistics.most_within(sorted(wall_s[at_s] for at_s in times), window_s)
+
+    Store.restore_failures, slotworker.most_within = failures, most_within
 
 
 def promote_on_inconclusive() -> None:
