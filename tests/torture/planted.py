@@ -35,7 +35,7 @@ BUGS: tuple[Bug, ...] = (
     Bug("drop the directory fsync", _from("filebugs", "drop_folder_fsync"), "P7", "crashstates"),
     Bug("drop tail truncation", _from("filebugs", "drop_tail_truncation"), "P9", "crashstates"),
     Bug("retry fsync", in_daemons("retry fsync"), "P16", "bad_disk", 120.0),
-    Bug("retry fsync of a file", _from("filebugs", "retry_fsync"), "P16", "crashstates"),
+    Bug("retry fsync of a file", _from("filebugs", "retry_fsync"), "P16", "crashstates", 60.0),
     Bug("killpg instead of clearing", _from("processbugs", "killpg"), "P5", "trees", 15.0),
     Bug("publish before commit", in_daemons("publish before commit"), "P10", "kills", 90.0),
     Bug("port-only stop check", _from("simbugs", "port_only_stop_check"), "P1", "sim"),
