@@ -6,7 +6,7 @@ Each may be cancelled or killed at any await: what is committed is true, and the
 import uuid
 from dataclasses import dataclass, field
 
-from autotuner import outcome, resolve
+from autotuner import freeing, outcome, resolve
 from autotuner.context import Live, LogReader, SlotContext, pulse
 from autotuner.core import decide
 from autotuner.core.candidate import Candidate
@@ -44,9 +44,9 @@ async def launch(ctx: SlotContext, action: decide.Launch) -> None:
     ctx.live = Live(stage=Stage.PROCESS.value, since_s=clock.monotonic_s())
     ctx.starting.add(launch_id)
     try:
-        gpus = await ctx.host.gpus(ctx.slot.gpus)
-        if any(gpu.processes for gpu in gpus):
-            return  # somebody came since the slot was found free; the next cycle names him, and waits
+        levels = await freeing.levels(ctx)
+        if levels is None:
+            return  # the next cycle says why, and waits
         row = LaunchRow(
             id=launch_id,
             slot=ctx.name,
@@ -59,7 +59,7 @@ async def launch(ctx: SlotContext, action: decide.Launch) -> None:
             boot_id=clock.boot_id(),
             mono_s=clock.monotonic_s(),
             ready_s=None,
-            gpu_used_mib={gpu.index: gpu.used_mib for gpu in gpus},
+            gpu_used_mib=levels,
             ended_at=None,
             exit_code=None,
             end_asked=False,
@@ -109,6 +109,7 @@ async def await_serving(ctx: SlotContext, action: decide.AwaitServing) -> None:
             if await _serves(ctx, probe, row.id):
                 ready_s = following.elapsed_s
                 resolved = await resolve.configuration(ctx, row, following.candidate, probe)
+                await freeing.note_own(ctx, row)
                 ctx.uncut(cuts)
                 _now_serving(following, ready_s, resolved)
                 return
@@ -126,6 +127,8 @@ async def verify(ctx: SlotContext, action: decide.Verify) -> None:
     cuts = ctx.host.cuts
     async with ctx.probe(candidate) as probe:
         if await _serves(ctx, probe, row.id):
+            if ctx.given.launch != row.id:  # it was started by a daemon before this one
+                await freeing.note_own(ctx, row)
             ctx.verified.add(row.id)
             return
     await ctx.host.inspect(row.id)  # a connection that is lost and not known to be shows here
@@ -144,25 +147,26 @@ async def verify(ctx: SlotContext, action: decide.Verify) -> None:
 
 
 async def stop(ctx: SlotContext, action: decide.Stop) -> None:
-    """Drain, stop, and prove it: no process left, the port closed. Raise HostError if it is not so.
+    """Drain, stop, and prove it: no process left, the port closed, GPU memory back at its level before the launch.
 
-    That its GPU memory is back is waited for before the next launch, as it must be after a server that ended by itself.
+    Raise HostError if something lives or holds the port. Memory that does not come back is no reason to stop anything again:
+    the launch has ended, and the slot waits for its memory and for a person.
     """
     row = ctx.store.launch(action.launch_id)
-    await _drain(ctx, row)
-    ctx.store.update_launch(row.id, end_asked=True)
+    if not row.end_asked:
+        await _drain(ctx, row)
+        ctx.store.update_launch(row.id, end_asked=True)
     ctx.live = Live(stage="stopping", since_s=clock.monotonic_s())
-    await stop_and_prove(ctx, row)
-    outcome.stopped(ctx, row)
-
-
-async def stop_and_prove(ctx: SlotContext, row: LaunchRow) -> ServerSeen:
-    """Stop a launch and wait until nothing of it is left; then record its end as asked for."""
+    await freeing.note_own(ctx, row)
     seen = await ctx.host.stop(row.id, ctx.slot.stop_grace_s)
     _must_be_stopped(seen, row)
     await _wait_for_port(ctx)
-    outcome.launch_ended(ctx, row, seen, own_stop(), asked=True)
-    return seen
+    held = await freeing.wait(ctx, row)
+    with ctx.store.transaction():
+        outcome.launch_ended(ctx, row, seen, own_stop() if seen.started else never_started(), asked=True)
+        outcome.stopped(ctx, row)
+        if held:
+            outcome.degrade(ctx, held)
 
 
 async def record_end(ctx: SlotContext, action: decide.RecordEnd) -> None:

@@ -49,6 +49,25 @@ class Live:
 
 
 @dataclass
+class Given:
+    """What a slot knows of the GPU memory of its last server, for as long as the daemon lives.
+
+    `owed_s` is when `launch` was first seen to owe some, `back` that it once owed none any more: what comes after is somebody
+    else's. `own` are pids that were seen on the GPUs as its processes. `unread` is why the GPUs cannot be read, since
+    `unread_s`; `failed` if that was an error, `told` once an entry says so.
+    """
+
+    launch: str = ""
+    owed_s: float = float("inf")
+    back: bool = False
+    own: frozenset[int] = frozenset()
+    unread: str = ""
+    unread_s: float = 0.0
+    failed: bool = False
+    told: bool = False
+
+
+@dataclass
 class LogReader:
     """Reads a launch's log from where it stopped; keeps the last lines and what the server and NCCL said they resolved."""
 
@@ -114,6 +133,7 @@ class SlotContext:
     `measured` has, by benchmark, the last entry that was looked at and what each candidate's newest trial came to by then.
     `blocked` is what the record says of a slot that cannot go on, once known. `topology` is how its host's GPUs are joined,
     with the number of connections that had been lost when it was asked: a host that was booted anew may have other GPUs.
+    `failed_end_s` is when the last launch ended that was not asked to.
     """
 
     name: str
@@ -127,6 +147,8 @@ class SlotContext:
     starting: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
     live: Live = field(default_factory=Live)
+    given: Given = field(default_factory=Given)
+    failed_end_s: float = 0.0
     logs: dict[str, LogReader] = field(default_factory=dict)
     announced: str = ""
     blocked: str | None = None

@@ -283,6 +283,7 @@ class Daemon:
                 "live": dict(vars(w.ctx.live)),
                 "living": sorted(w.ctx.living),
                 "verified": sorted(w.ctx.verified),
+                "gpus_unread": w.ctx.given.unread,
             }
             for w in self._workers
         }

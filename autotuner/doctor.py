@@ -12,7 +12,7 @@ from pathlib import Path
 from autotuner.core import doctor
 from autotuner.core import topology as joining
 from autotuner.core.state import TrialState
-from autotuner.edge import ballast, clock, housekeeping, procfs
+from autotuner.edge import ballast, clock, housekeeping, procfs, statusfile
 from autotuner.edge.destination import LOCAL
 from autotuner.edge.files import lock_holder
 from autotuner.edge.host import Host, Ran
@@ -24,6 +24,7 @@ from autotuner.preflight import place_warnings
 from autotuner.settings import Settings, Slot, load_policies
 
 ASK_S = 20.0
+DEVICES = Path("/dev")
 ENGINES_MAX = 8  # candidates whose engine is asked for its version: each may take seconds
 SYSTEMD_RUNS = Path("/run/systemd/system")
 UNITS = ("autotuner.service", "autotuner-server@.service")
@@ -50,6 +51,8 @@ async def look(settings: Settings, store: Store, host: Host) -> doctor.Seen:
         rung=await _rung(host),
         slot_gpus=frozenset(index for slot in here.values() for index in slot.gpus),
         gpus=await _gpus(host),
+        gpu_nodes=_gpu_nodes(),
+        gpus_unread=_unread(settings, here),
         strangers=await _strangers(here, store, host),
         orphans=tuple(_orphans(settings, store)),
         disk_free_mib=shutil.disk_usage(_there(settings.state_dir)).free / 2**20,
@@ -123,6 +126,19 @@ async def _topology(here: dict[str, Slot], host: Host) -> tuple[str, ...]:
     ran = await _ask(host, *joining.QUERY) if several else None
     found = joining.parse(ran.output) if ran is not None and ran.code == 0 else None
     return tuple(dict.fromkeys(said for gpus in several if (said := joining.joined(found, gpus))))
+
+
+def _gpu_nodes() -> tuple[str, ...]:
+    return tuple(sorted(map(str, DEVICES.glob("nvidia[0-9]*"))))
+
+
+def _unread(settings: Settings, here: dict[str, Slot]) -> dict[str, str]:
+    """What the daemon itself says of GPUs that it cannot read: its sandbox is not ours."""
+    if lock_holder(settings.lock_file) is None:
+        return {}
+    slots = statusfile.read(settings.state_dir).get("slots", {})
+    said = {name: slots.get(name, {}).get("gpus_unread", "") for name in here}
+    return {name: why for name, why in said.items() if why}
 
 
 async def _strangers(here: dict[str, Slot], store: Store, host: Host) -> tuple[str, ...]:

@@ -60,13 +60,16 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
             given_up_s = 0.0 if answered else GENERATE_TIMEOUT_S
             if disagreement(outcome.trial_so_far(ctx, ctx.store.trial(action.trial_id))):
                 return
-        if not await becomes_idle(probe, level.engine, IDLE_WAIT_S + given_up_s):
-            if given_up_s and await level.hangs_at_prompts(cuts):
+        if given_up_s and not await becomes_idle(probe, level.engine, IDLE_WAIT_S + given_up_s):
+            if await level.hangs_at_prompts(cuts):
                 return
-            raise HostError(
-                f"{level.trial.name} has requests running that are not the benchmark's; the level cannot be measured"
-            )
+        await _idle(probe, level, IDLE_WAIT_S)
         samples = await level.drive(probe)
+        if level.client_hung and await level.death() is None:
+            log.get().warning("the level is begun once more", slot=ctx.name, level=action.level, why=level.client_void)
+            level = _Level(ctx, action)
+            await _idle(probe, level, IDLE_WAIT_S)
+            samples = await level.drive(probe)
         died = await level.death()
     ctx.uncut(cuts)  # requests may have failed by the connection alone
     if died is not None:
@@ -82,6 +85,13 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
         ctx.store.put_result(action.trial_id, result, level.evidence(samples))
         level.want()
     ctx.live = Live(stage="measured", level=action.level, output_tok_s=result.figures.output_tok_s)
+
+
+async def _idle(probe: Probe, level: "_Level", wait_s: float) -> None:
+    if not await becomes_idle(probe, level.engine, wait_s):
+        raise HostError(
+            f"{level.trial.name} has requests running that are not the benchmark's; the level cannot be measured"
+        )
 
 
 async def becomes_idle(probe: Probe, engine: Engine, wait_s: float) -> bool:
@@ -149,7 +159,8 @@ class _Level:
         self._steady_from: int | None = None
         self._machine: tuple[MachineSample, ...] = ()
         self.load_from = ""
-        self.client_void = ""  # why what another client measured must not be used
+        self.client_void = ""  # why what a client measured must not be used
+        self.client_hung = False  # it was killed, and a second try may do
 
     def _plan(self) -> LevelPlan:
         objective = self.objective
@@ -201,7 +212,7 @@ class _Level:
             async for message in load.messages():
                 if isinstance(message, LevelSamples):
                     self._machine = machine.samples
-                    self.client_void = load.void
+                    self.client_void, self.client_hung = load.void, load.hung
                     return settled(message) if self.gather.settles else message
                 begins = message.phase == "steady" and not self.gather.steady
                 if self.gather.add_progress(message):

@@ -12,7 +12,7 @@ from autotuner import confirming
 from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.bench.measurement import Figures
 from autotuner.context import Live, SlotContext
-from autotuner.core import report
+from autotuner.core import gpumemory, report
 from autotuner.core.candidate import to_toml
 from autotuner.core.confirm import Owed, noise_between, owed_again
 from autotuner.core.decide import INTERRUPTIONS_MAX
@@ -50,6 +50,8 @@ class Proposed:
 
 def launch_ended(ctx: SlotContext, row: LaunchRow, seen: ServerSeen, diagnosis: Diagnosis, *, asked: bool) -> None:
     """Record the end of a launch."""
+    if not asked:
+        ctx.failed_end_s = clock.monotonic_s()
     ctx.verified.discard(row.id)
     ctx.logs.pop(row.id, None)
     ctx.generated.pop(row.id, None)
@@ -220,9 +222,20 @@ def degrade(ctx: SlotContext, why: str) -> None:
     names = tuple(name for _, name, _ in ctx.store.ladder(ctx.name))
     failed = [r for r in ctx.store.launches(ctx.name) if r.state is LaunchState.ENDED and r.diagnosis is not None]
     last = failed[-1].diagnosis if failed else None
+    held = gpumemory.is_held(why)
+    draft = gpumemory.held_entry(ctx.name, why) if held else report.degraded_entry(ctx.name, names, last, why)
+    hold = {} if held else {"restore_hold": 0}  # the queue is held, if so asked, once the memory is back
     with ctx.store.transaction():
-        ctx.store.add_entry(report.degraded_entry(ctx.name, names, last, why), clock.utc_label())
-        ctx.store.update_slot(ctx.name, degraded=why, restore_wanted="", restore_hold=0, force=False)
+        ctx.store.add_entry(draft, clock.utc_label())
+        ctx.store.update_slot(ctx.name, degraded=why, restore_wanted="", force=False, **hold)
+
+
+def go_on(ctx: SlotContext, why: str) -> None:
+    """GPU memory that a slot waited for is free: the best-known comes back first."""
+    with ctx.store.transaction():
+        note(ctx, "goes on", f"{why[0].upper()}{why[1:]}; nobody needs to come any more.")
+        wanted = {"restore_wanted": why} if ctx.store.ladder(ctx.name) and not ctx.store.slot(ctx.name).stopped else {}
+        ctx.store.update_slot(ctx.name, degraded="", **wanted)
 
 
 def blocked(ctx: SlotContext, why: str) -> None:

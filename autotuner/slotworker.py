@@ -5,21 +5,21 @@ import dataclasses
 from collections.abc import Coroutine
 from typing import Any
 
-from autotuner import act, confirming, followup, log, measure, outcome
+from autotuner import act, confirming, followup, freeing, log, measure, outcome
 from autotuner.context import SlotContext
 from autotuner.core import decide
 from autotuner.core.decide import Decision, Doing, IncumbentRecord, LaunchRecord, Observed, Recorded, TrialRecord
+from autotuner.core.gpumemory import is_held
 from autotuner.core.policy import Facts, built_in, holding
 from autotuner.core.state import Verdict
 from autotuner.core.statistics import most_within
 from autotuner.core.verdict import disagreement, judge, lost, next_level
 from autotuner.edge import clock
-from autotuner.edge.host import GpuUse, PortHolder
 from autotuner.edge.rows import SlotRow, Trial
 from autotuner.errors import HostError, HostKeyRefused, HostUnreachable, StoreError
+from autotuner.freeing import Around
 
-GPU_WAIT_S = 60.0  # SIGKILL only marks a process: its memory is freed when the dying task closes its device files
-GPU_SLACK_MIB = 256.0  # a driver's own bookkeeping moves by about this much
+HELD_LOOK_S = 10.0  # how often GPUs are looked at whose memory did not come back
 YIELD_SHARE = 0.5  # a trial in hand goes back to the queue below this share of the free disk that a new one needs
 RECORD_KEPT_S = 60.0  # the longest that what was read of an idle slot is believed without reading it again
 RETRY_AFTER_S = 5.0  # a failed action is tried again, but not in a tight loop
@@ -39,7 +39,7 @@ class SlotWorker:
         self._failed = ""
         self._cuts = 0
         self._free_mib = float("inf")
-        self._ended, self._ended_s = "", 0.0
+        self._held, self._held_s = Around(), float("-inf")
         self._kept: tuple[tuple[Any, ...], float, Recorded] | None = None
         self._log = log.get().bind(slot=ctx.name)
 
@@ -89,8 +89,7 @@ class SlotWorker:
         observed = await self._observe(recorded)
         decision = decide.decide(recorded, observed)
         if isinstance(decision.action, decide.Launch):  # only now does it matter who else is there, and to look costs
-            strangers, freeing = await self._others()
-            observed = dataclasses.replace(observed, strangers=strangers, freeing=freeing)
+            observed = dataclasses.replace(observed, **vars(await freeing.look(self.ctx)))
             decision = decide.decide(recorded, observed)
         elif isinstance(decision.action, decide.BeginTrial):
             observed = dataclasses.replace(observed, traffic=await act.traffic(self.ctx, decision.action.trial_id))
@@ -171,7 +170,7 @@ class SlotWorker:
         store, name = self.ctx.store, self.ctx.name
         slot = store.slot(name)
         launches = tuple(
-            LaunchRecord(row.id, row.candidate_id, row.name, row.purpose, row.state, row.trial_id)
+            LaunchRecord(row.id, row.candidate_id, row.name, row.purpose, row.state, row.trial_id, row.end_asked)
             for row in store.open_launches(name)
         )
         if (
@@ -184,10 +183,12 @@ class SlotWorker:
         # Starts that take long to fail must fit into the window three times, or the budget would never be spent.
         window_s = max(decide.RESTORE_WINDOW_S, 4 * self.ctx.slot.start_timeout_s)
         boot = clock.boot_id()
+        failed = {candidate: store.restore_failures(name, candidate, boot) for candidate, _, _ in store.ladder(name)}
         ladder = tuple(
-            IncumbentRecord(candidate, label, most_within(store.restore_failures(name, candidate, boot), window_s))
+            IncumbentRecord(candidate, label, most_within(failed[candidate], window_s))
             for candidate, label, _ in store.ladder(name)
         )
+        failed_s = tuple(began_s for times in failed.values() for began_s in times)
         return Recorded(
             slot=name,
             launches=launches,
@@ -202,10 +203,18 @@ class SlotWorker:
             no_new_trials=self._no_new_trials(slot, queued) if queued else "",
             interrupt_trial=self._interrupt(slot, trial) if trial else "",
             restore_always=self.ctx.settings.restore == "always",
+            failed_s=failed_s,
+            failed_end_s=self.ctx.failed_end_s,
+            last_failure=self._last_failure() if failed_s else "",
+            window_s=window_s,
             baseline_missing=trial is None
             and queued is not None
             and confirming.baseline_missing(self.ctx, queued, outcome.deciding_of(self.ctx, queued)),
         )
+
+    def _last_failure(self) -> str:
+        last = self.ctx.store.last_ended(self.ctx.name, clock.boot_id())
+        return last.diagnosis.sentence if last is not None and last.diagnosis is not None and not last.end_asked else ""
 
     def _trial_record(self, trial: Trial) -> TrialRecord:
         so_far = outcome.trial_so_far(self.ctx, trial)
@@ -266,33 +275,17 @@ class SlotWorker:
             verified = set()
         self.ctx.verified &= living
         self.ctx.living = frozenset(living)
-        return Observed(frozenset(living), frozenset(verified), doing=self._doing)
+        around = await self._around_held() if is_held(recorded.degraded) and not living else Around()
+        now_s = clock.monotonic_s()
+        return Observed(frozenset(living), frozenset(verified), doing=self._doing, now_s=now_s, **vars(around))
 
-    async def _others(self) -> tuple[str, str]:
-        """Who else holds the slot's port or GPUs: a stranger, who is named and never touched, or what a server of ours left."""
-        slot = self.ctx.slot
-        holder = await self.ctx.host.port_holder(slot.port)
-        if holder is not None:
-            return f"port {slot.port} is held by {_describe(holder)}", ""
-        gpus = await self.ctx.host.gpus(slot.gpus)
-        for gpu in gpus:
-            if gpu.processes:
-                pid, name, mib = gpu.processes[0]
-                return f"GPU {gpu.index} is used by pid {pid} ({name}, {mib:.0f} MiB)", ""
-        return "", self._memory_left(gpus)
-
-    def _memory_left(self, gpus: tuple[GpuUse, ...]) -> str:
-        """What the driver has not given back since the last server ended; a while after that it is taken for another's."""
-        last = self.ctx.store.last_ended(self.ctx.name, clock.boot_id()) if gpus else None
-        if last is None:
-            return ""
-        over = [g for g in gpus if g.used_mib > last.gpu_used_mib.get(g.index, g.used_mib) + GPU_SLACK_MIB]
-        if self._ended != last.id:
-            self._ended, self._ended_s = last.id, clock.monotonic_s()
-        if not over or clock.monotonic_s() - self._ended_s > GPU_WAIT_S:
-            return ""
-        shown = ", ".join(f"GPU {g.index}: {g.used_mib:.0f} MiB, {last.gpu_used_mib[g.index]:.0f} before" for g in over)
-        return f"the GPU memory of {last.name}, which has ended, is not free yet ({shown})"
+    async def _around_held(self) -> Around:
+        """Whether GPU memory that did not come back has done so since, looked at now and then."""
+        if clock.monotonic_s() - self._held_s > HELD_LOOK_S:
+            self._held_s, self._held = clock.monotonic_s(), await freeing.look(self.ctx)
+            if self.ctx.given.unread:  # nobody can tell
+                self._held = Around(held=self.ctx.given.unread)
+        return self._held
 
     async def _carry_out(self, decision: Decision, recorded: Recorded, observed: Observed) -> None:
         action, ctx, why = decision.action, self.ctx, decision.reason
@@ -343,6 +336,8 @@ class SlotWorker:
                 outcome.restore_done(ctx, action.candidate_id, why)
             case decide.Degrade():
                 outcome.degrade(ctx, why)
+            case decide.GoOn():
+                outcome.go_on(ctx, why)
 
     def _disk_low(self, so: str, share: float) -> str:
         """Why the disk is too full for a trial, given which share of the room asked for must be free; '' if it is not."""
@@ -355,10 +350,3 @@ class SlotWorker:
         self._doing = Doing(what, trial_id, starts)
         self._cuts = self.ctx.host.cuts
         self._task = asyncio.create_task(work)
-
-
-def _describe(holder: PortHolder) -> str:
-    if holder.pid is None:
-        return holder.name
-    ours = f", launch {holder.launch_id} of another state folder" if holder.launch_id else ""
-    return f"pid {holder.pid} ({holder.name}{ours})"

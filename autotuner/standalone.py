@@ -51,7 +51,8 @@ class Standalone:
             if self.interrupted:
                 return
             try:
-                await self._level(level, here=here)
+                if not await self._level(level, here=here):  # the client hung, which may not happen again
+                    await self._level(level, here=here, last=True)
             except HostError as error:
                 if not self.interrupted:  # a worker that is stopped as it starts has nothing to say
                     self.failure = error
@@ -63,7 +64,8 @@ class Standalone:
         if self._load is not None:
             self._load.stop()
 
-    async def _level(self, level: Level, *, here: bool) -> None:
+    async def _level(self, level: Level, *, here: bool, last: bool = False) -> bool:
+        """Measure one level; tell whether that came about. Raise HostError if it did not and was the last try."""
         at = clock.utc_label()
         async with AsyncExitStack() as stack:
             machine = await stack.enter_async_context(MachineWatch(self.gpus)) if here else None
@@ -73,6 +75,10 @@ class Standalone:
                 load.stop()
             steady = False
             async for message in load.messages():
+                if isinstance(message, LevelSamples) and load.hung and not self.interrupted:
+                    if last:
+                        raise HostError(load.void)
+                    return False
                 if isinstance(message, LevelSamples):
                     self._keep(message, at, machine)
                     continue
@@ -80,6 +86,7 @@ class Standalone:
                     machine.begin()
                 steady = message.phase == "steady"
                 self.on_progress(level, message)
+        return True
 
     def _loaded(self, level: Level) -> Load:
         return Load(self.url, self.benchmark, level, self.model, api_key=self.api_key, cache=self.cache)

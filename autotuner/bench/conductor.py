@@ -14,10 +14,12 @@ from typing import Any
 
 from autotuner.bench.merge import merge
 from autotuner.bench.samples import LevelSamples, Progress, read_message
+from autotuner.edge import reaping
 from autotuner.edge.clock import monotonic_s, sleep
 
 BEGIN_IN_S = 0.2  # how far ahead the instant is at which all begin together
 TELL_S = 0.5
+SILENT_S = 10.0  # of one process: then nothing is told of the others either, for together they do not get on
 LINE_BYTES_MAX = 256 << 20
 
 _PHASES = ("warm-up", "steady", "tail")
@@ -29,6 +31,7 @@ class _Part:
 
     process: asyncio.subprocess.Process
     latest: Progress | None = None
+    heard_s: float = 0.0
     samples: LevelSamples | None = None
 
 
@@ -63,9 +66,7 @@ class Conductor:
             raise failures.exceptions[0] from None
         finally:
             for part in self._parts:
-                with contextlib.suppress(ProcessLookupError):
-                    part.process.kill()
-                await part.process.wait()
+                await reaping.killed(part.process)
         if self._too_busy:
             return None
         return merge([part.samples for part in self._parts if part.samples is not None])
@@ -103,7 +104,7 @@ class Conductor:
                 if isinstance(message, LevelSamples):
                     part.samples = message
                     break
-                part.latest = message
+                part.latest, part.heard_s = message, monotonic_s()
                 self._untold[message.phase] += message.events
                 if all(p.latest is not None and p.latest.waits for p in self._parts):
                     self._warm.set()
@@ -130,7 +131,8 @@ class Conductor:
         while True:
             await sleep(TELL_S)
             latest = [part.latest for part in self._parts if part.latest is not None]
-            if not latest:
+            silent = any(p.samples is None and monotonic_s() - p.heard_s > SILENT_S for p in self._parts if p.heard_s)
+            if not latest or silent:
                 continue
             now = min((p.phase for p in latest), key=_PHASES.index)  # told also where nothing came
             for phase in _PHASES:

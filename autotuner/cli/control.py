@@ -21,7 +21,11 @@ NO_DAEMON_TIMEOUT_S = 3600.0
 @click.command()
 @click.option("--wait", is_flag=True, help="Wait until it serves and has generated tokens.")
 @click.option("--timeout", type=float, metavar="S", help="Give up waiting after so many seconds.")
-@click.option("--force", is_flag=True, help="Do not wait for requests that run on what serves now.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Do not wait for requests on what serves now, nor for GPU memory that did not come back.",
+)
 @click.option("--then-resume", is_flag=True, help="Go on with the queue afterwards, instead of holding it.")
 @slot_option
 @click.pass_context
@@ -116,6 +120,8 @@ def stop(ctx: click.Context, wait: bool, timeout: float | None, force: bool, rea
     else:
         click.echo("asked the daemon to stop the server; watch it: autotuner status --follow")
         return
+    if degraded := state.store.slot(name).degraded:
+        raise Degraded(f"slot {name}: no server runs, but it is degraded: {degraded}; read: autotuner journal tail")
     click.echo(f"slot {name}: no server runs; go on with: autotuner resume, or autotuner restore-best")
 
 

@@ -269,7 +269,11 @@ async def _bench_check(host: Any, name: str, python: str | None) -> Check:
 
 async def _slot_checks(host: Any, slot: str, port: int, gpus: tuple[int, ...]) -> list[Check]:
     holder = await host.port_holder(port)
-    found = {use.index for use in await host.gpus(gpus)}
+    failed = ""
+    try:
+        found = {use.index for use in await host.gpus(gpus)}
+    except HostError as error:
+        found, failed = set(), f": {error}"
     missing = [str(index) for index in gpus if index not in found]
     foreign = holder is not None and holder.launch_id is None
     shown = "is free" if holder is None else f"is held by {'ours, ' if holder.launch_id else ''}{holder.name}"
@@ -277,7 +281,7 @@ async def _slot_checks(host: Any, slot: str, port: int, gpus: tuple[int, ...]) -
         Check(f"slot {slot}", not foreign, f"port {port} {shown}" + (": free it, or take another" if foreign else ""))
     ]
     if gpus:
-        what = f"GPU {', '.join(map(str, sorted(found)))} seen" if found else "no GPU seen"
+        what = f"GPU {', '.join(map(str, sorted(found)))} seen" if found else f"no GPU seen{failed}"
         if len(found) > 1 and (how := await _joined(host, gpus)):
             what = f"{what}; {how}"
         advice = f"; {', '.join(missing)} missing: look at nvidia-smi there" if missing else ""

@@ -6,9 +6,60 @@ of ours lives and nobody else holds the port. Pure; the daemon calls it once a c
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 
 from autotuner.bench.benchmark import Level, LoadKind, level_name
+from autotuner.core.actions import (
+    Action,
+    AwaitServing,
+    BeginTrial,
+    Conclude,
+    Decision,
+    Degrade,
+    GiveUp,
+    GoOn,
+    Interrupt,
+    Launch,
+    QueueBaseline,
+    RecordEnd,
+    Requeue,
+    RestoreDone,
+    RunLevel,
+    Stop,
+    Verify,
+    Wait,
+)
+from autotuner.core.backoff import pause_left_s, recent_failures
+from autotuner.core.gpumemory import is_held
 from autotuner.core.state import LaunchState, Purpose
+
+__all__ = [
+    "Action",
+    "AwaitServing",
+    "BeginTrial",
+    "Conclude",
+    "Decision",
+    "Degrade",
+    "Doing",
+    "GiveUp",
+    "GoOn",
+    "IncumbentRecord",
+    "Interrupt",
+    "Launch",
+    "LaunchRecord",
+    "Observed",
+    "QueueBaseline",
+    "RecordEnd",
+    "Recorded",
+    "Requeue",
+    "RestoreDone",
+    "RunLevel",
+    "Stop",
+    "TrialRecord",
+    "Verify",
+    "Wait",
+    "decide",
+]
 
 RESTORE_FAILURES_MAX = (
     3  # launches of one best-known that ended by themselves within the window: then the next older one
@@ -27,6 +78,7 @@ class LaunchRecord:
     purpose: Purpose
     state: LaunchState
     trial_id: int | None = None
+    end_asked: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,7 +108,11 @@ class IncumbentRecord:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the store says about one slot. Empty texts mean "no"; the others are the reason, for a person to read."""
+    """What the store says about one slot. Empty texts mean "no"; the others are the reason, for a person to read.
+
+    `failed_s` is when the launches of the ladder began that ended by themselves, `failed_end_s` when the last of them ended as
+    far as that is known, `last_failure` why; `window_s` is the window of the restart budget.
+    """
 
     slot: str
     launches: tuple[LaunchRecord, ...] = ()
@@ -72,6 +128,10 @@ class Recorded:
     restore_always: bool = False
     baseline_missing: bool = False
     stopped: str = ""
+    failed_s: tuple[float, ...] = ()
+    failed_end_s: float = 0.0
+    last_failure: str = ""
+    window_s: float = RESTORE_WINDOW_S
 
 
 @dataclass(frozen=True)
@@ -87,8 +147,9 @@ class Doing:
 class Observed:
     """What the world says about one slot, looked at just now. `living` and `verified` hold launch ids.
 
-    `strangers`, `freeing` (what the driver still holds of a server that has ended) and `traffic` are texts: the first two are
-    looked at only before a launch, the last one only before a trial begins.
+    `strangers`, `freeing` and `held` (what the driver still holds of a server that has ended, for now or for good) and
+    `traffic` are texts: the first three are looked at only before a launch and while memory is held, the last one only before
+    a trial begins. `now_s` is on the clock of `Recorded.failed_s`.
     """
 
     living: frozenset[str] = frozenset()
@@ -97,138 +158,8 @@ class Observed:
     doing: Doing | None = None
     freeing: str = ""
     traffic: str = ""
-
-
-@dataclass(frozen=True)
-class Wait:
-    """Do nothing this cycle."""
-
-
-@dataclass(frozen=True)
-class Interrupt:
-    """Cancel the long action in progress."""
-
-
-@dataclass(frozen=True)
-class RecordEnd:
-    """Record that a launch has ended without being asked to."""
-
-    launch_id: str
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Stop a server and prove that it is stopped."""
-
-    launch_id: str
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Start a server: for a trial, or to restore."""
-
-    candidate_id: str
-    name: str
-    purpose: Purpose
-    trial_id: int | None = None
-
-
-@dataclass(frozen=True)
-class AwaitServing:
-    """Follow a start by its stages until the server generates tokens, fails or hangs."""
-
-    launch_id: str
-    trial_id: int | None = None
-
-
-@dataclass(frozen=True)
-class Verify:
-    """Have a server that should be serving generate tokens."""
-
-    launch_id: str
-
-
-@dataclass(frozen=True)
-class RunLevel:
-    """Measure one level of a trial's benchmark."""
-
-    trial_id: int
-    launch_id: str
-    level: Level
-
-
-@dataclass(frozen=True)
-class Conclude:
-    """Give the trial its verdict and write its entry."""
-
-    trial_id: int
-
-
-@dataclass(frozen=True)
-class Requeue:
-    """Put the trial in hand back to the head of the queue; what it measured is dropped."""
-
-    trial_id: int
-
-
-@dataclass(frozen=True)
-class GiveUp:
-    """Conclude a trial as an error because the daemon ended too often during it."""
-
-    trial_id: int
-
-
-@dataclass(frozen=True)
-class BeginTrial:
-    """Take the next trial in hand."""
-
-    trial_id: int
-
-
-@dataclass(frozen=True)
-class QueueBaseline:
-    """Put a measurement of the best-known itself at the head of the queue: nothing can be compared without it."""
-
-    candidate_id: str
-
-
-@dataclass(frozen=True)
-class RestoreDone:
-    """Record that the restore which was asked for is complete (or that there is nothing to restore)."""
-
-    candidate_id: str | None
-
-
-@dataclass(frozen=True)
-class Degrade:
-    """Stop trying to restore and ask for a person."""
-
-
-Action = (
-    Wait
-    | Interrupt
-    | RecordEnd
-    | Stop
-    | Launch
-    | AwaitServing
-    | Verify
-    | RunLevel
-    | Conclude
-    | Requeue
-    | GiveUp
-    | BeginTrial
-    | QueueBaseline
-    | RestoreDone
-    | Degrade
-)
-
-
-@dataclass(frozen=True)
-class Decision:
-    """One action and one sentence that says why; the sentence goes to the log, the status line and the journal."""
-
-    action: Action
-    reason: str
+    held: str = ""
+    now_s: float = 0.0
 
 
 def decide(recorded: Recorded, observed: Observed) -> Decision:
@@ -260,6 +191,8 @@ def _ended(recorded: Recorded, observed: Observed) -> Decision | None:
     gone = next((launch for launch in recorded.launches if launch.id not in observed.living), None)
     if gone is None:
         return None
+    if gone.end_asked:
+        return Decision(Stop(gone.id), f"the stop of {gone.name} was cut short: what is left of it is looked for")
     return Decision(RecordEnd(gone.id), f"the server of {gone.name} has ended by itself")
 
 
@@ -277,6 +210,20 @@ def _one_server(recorded: Recorded, observed: Observed) -> Decision | None:
 
     extra = min(living, key=worth)
     return Decision(Stop(extra.id), f"the slot holds {len(living)} servers; {extra.name} is not the one wanted")
+
+
+def _memory_held(recorded: Recorded, observed: Observed) -> Decision | None:
+    """GPU memory of a server that has ended did not come back: nothing is launched on top of it, and nobody is asked again."""
+    trial = recorded.trial
+    if not is_held(recorded.degraded) or recorded.restore_wanted or _living(recorded, observed):
+        return None
+    if trial is not None and trial.concluded:
+        return None
+    if trial is not None:
+        return Decision(Requeue(trial.id), f"{trial.name} goes back to the queue: {recorded.degraded}")
+    if observed.strangers or observed.freeing or observed.held:
+        return Decision(Wait(), f"degraded: {recorded.degraded}")
+    return Decision(GoOn(), "the GPU memory that the slot waited for is free")
 
 
 def _trial_yields(recorded: Recorded, observed: Observed) -> Decision | None:
@@ -366,6 +313,8 @@ def _towards(recorded: Recorded, observed: Observed, target: IncumbentRecord) ->
     mine = next((launch for launch in living if launch.candidate_id == target.candidate_id), None)
     why = recorded.restore_wanted or "nothing else is to run"
     if mine is None:
+        if pause := _pause(recorded, observed):
+            return Decision(Wait(), f"restoring the best-known, {target.name}: {pause}")
         launch = Launch(target.candidate_id, target.name, Purpose.RESTORE)
         return _launch_into_free_slot(recorded, observed, launch, f"restoring the best-known, {target.name}: {why}")
     if mine.state is not LaunchState.SERVING:
@@ -377,6 +326,17 @@ def _towards(recorded: Recorded, observed: Observed, target: IncumbentRecord) ->
     if recorded.queued is not None and not (recorded.no_new_trials or recorded.paused):
         return None
     return Decision(Wait(), f"serving the best-known, {target.name}; {_why_idle(recorded)}")
+
+
+def _pause(recorded: Recorded, observed: Observed) -> str:
+    """Why the next try to restore is not made yet; empty if it is. In steps of ten seconds: each change is logged."""
+    left_s = pause_left_s(recorded.failed_s, recorded.failed_end_s, observed.now_s, recorded.window_s)
+    if left_s <= 0:
+        return ""
+    failed = recent_failures(recorded.failed_s, observed.now_s, recorded.window_s)
+    last = f", the last one: {recorded.last_failure}" if recorded.last_failure else ""
+    within = f"{failed} launches ended by themselves within {recorded.window_s / 60:.0f} min"
+    return f"next try in {10 * ceil(left_s / 10)} s, because {within}{last}"
 
 
 def _next_trial(recorded: Recorded, observed: Observed) -> Decision | None:
@@ -410,6 +370,7 @@ _SITUATIONS: tuple[Callable[[Recorded, Observed], Decision | None], ...] = (
     _hands_off,
     _ended,
     _one_server,
+    _memory_held,
     _trial_yields,
     _stopped,
     _trial_in_hand,
@@ -433,6 +394,8 @@ def _launch_into_free_slot(recorded: Recorded, observed: Observed, launch: Launc
         return Decision(Wait(), f"cannot launch {launch.name}: {observed.strangers}")
     if observed.freeing:
         return Decision(Wait(), f"{launch.name} waits: {observed.freeing}")
+    if observed.held:
+        return Decision(Degrade(), observed.held)
     return Decision(launch, reason)
 
 

@@ -68,6 +68,8 @@ class Seen:
 
     `elsewhere` maps slots on other hosts to those: nothing else here is about them. `topology` says how the GPUs of each slot
     that has several are joined.
+    `gpu_nodes` are the driver's device files of GPUs, `gpus_unread` has, by slot, why the running daemon cannot read its GPUs,
+    whatever this user can.
     """
 
     settings_error: str = ""
@@ -79,6 +81,8 @@ class Seen:
     rung: str = ""
     slot_gpus: frozenset[int] = frozenset()
     gpus: tuple[GpuSeen, ...] | None = None
+    gpu_nodes: tuple[str, ...] = ()
+    gpus_unread: dict[str, str] = field(default_factory=dict)
     strangers: tuple[str, ...] = ()
     orphans: tuple[tuple[int, str, str], ...] = ()
     disk_free_mib: float = 0.0
@@ -221,10 +225,13 @@ def _rung(seen: Seen) -> list[Finding]:
 def _gpus(seen: Seen) -> list[Finding]:
     if not seen.slot_gpus:
         return [_ok("GPUs", "no slot names a GPU")]
+    if seen.gpus is None and seen.gpu_nodes:
+        do = "run nvidia-smi, which says why: mostly a driver that was upgraded under a running one (reboot) or a dead GPU"
+        return [_problem("GPUs", f"{seen.gpu_nodes[0]} is there, and nvidia-smi does not answer", do)]
     if seen.gpus is None:
         do = "install the NVIDIA driver, or take `gpus` out of the slots"
         return [_problem("GPUs", "slots name GPUs, and nvidia-smi does not answer", do)]
-    found = []
+    found = [_unread(slot, why) for slot, why in seen.gpus_unread.items()]
     there = {gpu.index: gpu for gpu in seen.gpus}
     for index in sorted(seen.slot_gpus - there.keys()):
         do = "nvidia-smi and the kernel's log (Xid) say where it is; else correct `gpus` of its slot"
@@ -240,6 +247,16 @@ def _gpus(seen: Seen) -> list[Finding]:
     driver = next((gpu.driver for gpu in seen.gpus if gpu.driver), "unknown")
     found = found or [_ok("GPUs", f"{len(seen.slot_gpus)} GPUs are there, driver {driver}")]
     return found + [_ok("GPUs", said) for said in seen.topology]
+
+
+def _unread(slot: str, why: str) -> Finding:
+    """The daemon cannot read GPUs that this user can: its unit keeps them from it, or they hang now and then."""
+    do = (
+        "sudo -u autotuner nvidia-smi; if that works, it is the daemon's unit: systemctl restart autotuner-devices autotuner,"
+        " else look at its DeviceAllow= (char-nvidia* rw) and, for nodes of a group, SupplementaryGroups=video render"
+    )
+    said = f"the daemon cannot read the GPUs of slot {slot}, so that it cannot tell whether their memory is free: {why}"
+    return _problem("GPUs", said, do)
 
 
 def _others(seen: Seen) -> list[Finding]:

@@ -76,7 +76,9 @@ class Gather:
     _prefill_ranks: set[str] = field(default_factory=set)
     _spoken_ranks: set[str] = field(default_factory=set)
     _ranks: RankJoiner = field(default_factory=RankJoiner)
-    _known_at: list[tuple[int, int]] = field(default_factory=list)  # windows of log and metrics by each line of progress
+    _known_at: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # windows of log and metrics by each line of progress
     _moved_at_s: float = 0.0
 
     @property

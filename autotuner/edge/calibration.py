@@ -17,6 +17,7 @@ from typing import Any
 from autotuner.bench import worker
 from autotuner.bench.benchmark import Benchmark
 from autotuner.bench.samples import LevelSamples, read_message
+from autotuner.edge import reaping
 from autotuner.edge.files import write_atomically
 
 # 64 streams of 20,000 tok/s together: enough to be measured well, and far from what one process can take.
@@ -64,9 +65,7 @@ async def _measure() -> float | None:
     finally:
         for process in (client, server):
             if process is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
+                await reaping.killed(process)
 
 
 async def _line(process: asyncio.subprocess.Process) -> bytes:

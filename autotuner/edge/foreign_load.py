@@ -15,13 +15,14 @@ from autotuner.bench import foreign
 from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.bench.imported import imported
 from autotuner.bench.measurement import LevelSamples, Progress
-from autotuner.edge import clock, leash
+from autotuner.edge import clock, leash, reaping
 from autotuner.edge.load import Load
 from autotuner.errors import HostError
 
 PROGRESS_S = 0.5
 GRACE_S = 2.0  # what a client had is lost anyway when it is stopped
 AFTER_GRACE_S = leash.GIVE_UP_S + 5.0
+LISTEN_S = 5.0  # for what an ended client has printed; whoever else holds its output may live on
 TAIL_BYTES = 16_384  # of what it printed, for an error's sentence
 
 
@@ -43,6 +44,7 @@ class ForeignLoad:
         api_key: str | None = None,
     ) -> None:
         self.void = ""
+        self.hung = False  # it has one deadline for all of a level, and no second try
         self._benchmark = benchmark
         self._level = level
         self._folder = Path(tempfile.gettempdir())  # until there is one of its own
@@ -51,7 +53,7 @@ class ForeignLoad:
         self._process: asyncio.subprocess.Process | None = None
         self._tail = b""
         self._done = (0, 0)
-        self._stopped = ""
+        self._stopped, self._stopped_s = "", 0.0
 
     async def __aenter__(self) -> Self:
         program = self._order.argv[0]
@@ -98,9 +100,11 @@ class ForeignLoad:
                 at_s = clock.monotonic_s() - began
                 if at_s > self._order.limit_s:
                     self._stop(f"did not end within {self._order.limit_s:.0f} s")
+                if self._stopped and clock.monotonic_s() - self._stopped_s > GRACE_S + AFTER_GRACE_S:
+                    break  # it hangs in the kernel
                 done, failed = self._done
                 yield Progress(at_s=round(at_s, 3), phase="warm-up", events=0, in_flight=0, done=done, failed=failed)
-            await listening
+            await asyncio.wait([listening], timeout=LISTEN_S)
         finally:
             listening.cancel()
             ending.cancel()
@@ -115,7 +119,8 @@ class ForeignLoad:
         self.stop()
 
     def _stop(self, why: str) -> None:
-        self._stopped = self._stopped or why
+        if not self._stopped:
+            self._stopped, self._stopped_s = why, clock.monotonic_s()
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
@@ -156,8 +161,7 @@ class ForeignLoad:
                     async with asyncio.timeout(GRACE_S + AFTER_GRACE_S):
                         await self._process.wait()
                 except TimeoutError:
-                    self._process.kill()
-                    await self._process.wait()
+                    await reaping.killed(self._process)
         finally:
             self._clear()
 

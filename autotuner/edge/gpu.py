@@ -3,7 +3,7 @@
 import math
 import re
 
-from autotuner.edge.host import GpuUse
+from autotuner.edge.host import GpuUse, Ran
 
 MEMORY_QUERY = ("nvidia-smi", "--query-gpu=index,uuid,memory.used,memory.total", "--format=csv,noheader,nounits")
 PROCESS_QUERY = (
@@ -17,6 +17,12 @@ NVLINK_QUERY = ("nvidia-smi", "nvlink", "--status")
 def has_nvlink(status: str) -> bool:
     """Given what `nvidia-smi nvlink --status` prints, tell whether any link is up: `Link 0: 26.562 GB/s`."""
     return any(float(rate) > 0 for rate in re.findall(r"Link \d+: ([\d.]*\d) GB/s", status))
+
+
+def failed(ran: Ran) -> str:
+    """Given an nvidia-smi that failed, say so with its last words."""
+    last = ran.output.strip().splitlines()[-1:] or ["it says nothing"]
+    return f"nvidia-smi failed with exit code {ran.code}: {last[0][:200]}"
 
 
 def parse(memory: str, processes: str, indices: tuple[int, ...]) -> tuple[GpuUse, ...]:

@@ -115,7 +115,7 @@ class Host(Protocol):
         ...
 
     async def gpus(self, indices: tuple[int, ...]) -> tuple[GpuUse, ...]:
-        """Report memory and processes of these GPUs; empty where there are none or no driver answers."""
+        """Report memory and processes of these GPUs; empty where there are none. HostError: the driver does not tell."""
         ...
 
     async def free_disk_mib(self) -> float:

@@ -14,6 +14,7 @@ from autotuner.edge.rungs import LOOKS, POLL_S, Rung, Unit, rung_of
 from autotuner.errors import HostError
 
 START_WAIT_S = 15.0  # an isolated interpreter starts in about 20 ms; more than this means that the host is stuck
+GPU_ASK_S = 12.0  # of each question: nvidia-smi takes seconds where no persistence daemon runs, a cycle has 30
 AFTER_GRACE_S = 75.0  # what the shim may take beyond the grace to clear what a server left behind
 
 
@@ -115,12 +116,16 @@ class LocalHost:
         return PortHolder(pid, procfs.name_of(pid), launches[pid])
 
     async def gpus(self, indices: tuple[int, ...]) -> tuple[GpuUse, ...]:
-        """Ask nvidia-smi; a host without it has no GPUs to report."""
+        """Ask nvidia-smi; a host without it has no GPUs to report. Raise HostError where it fails."""
         if not indices or shutil.which("nvidia-smi") is None:
             return ()
-        memory = await commands.run(gpu.MEMORY_QUERY, 30.0)
-        processes = await commands.run(gpu.PROCESS_QUERY, 30.0)
-        return gpu.parse(memory.output, processes.output, indices) if memory.code == 0 else ()
+        memory = await commands.run(gpu.MEMORY_QUERY, GPU_ASK_S)
+        if memory.code != 0:
+            raise HostError(gpu.failed(memory))
+        processes = await commands.run(gpu.PROCESS_QUERY, GPU_ASK_S)
+        if processes.code != 0:
+            raise HostError(gpu.failed(processes))
+        return gpu.parse(memory.output, processes.output, indices)
 
     async def free_disk_mib(self) -> float:
         """Free space where the launches live."""

@@ -56,6 +56,7 @@ class FarLoad(Load):
         if self._process is not None:
             with contextlib.suppress(OSError):
                 self._input.write_eof()
+            self._must_end_soon()
 
     async def _start(self) -> Any:
         self._job["url"] = self._url

@@ -306,6 +306,11 @@ class Store(Outbox):
         found = self._launches("slot = ? AND boot_id = ? ORDER BY rowid DESC LIMIT 1", slot, boot_id)
         return found[0] if found and found[0].state is LaunchState.ENDED else None
 
+    def last_levels(self, slot: str) -> dict[int, float]:
+        """Return the GPU memory before the last launch for which it was known, of any boot; empty if there is none."""
+        found = self._launches("slot = ? AND gpu_used_mib != '{}' ORDER BY rowid DESC LIMIT 1", slot)
+        return found[0].gpu_used_mib if found else {}
+
     def launches(self, slot: str | None = None, trial_id: int | None = None) -> list[LaunchRow]:
         """Return launches, oldest first."""
         return self._launches(
@@ -379,14 +384,8 @@ class Store(Outbox):
     ) -> None:
         """Record that a launch serves, how long that took, when it reached each stage, and what it resolved."""
         resolved = configuration_json(configuration) if configuration is not None else None
-        stage_times = json.dumps(stages)
-        columns = {
-            "ready_s": ready_s,
-            "stages": stage_times,
-            "engine_version": engine_version,
-            "configuration": resolved,
-        }
-        self.move_launch(launch_id, LaunchState.SERVING, **columns)
+        columns = {"ready_s": ready_s, "stages": json.dumps(stages), "engine_version": engine_version}
+        self.move_launch(launch_id, LaunchState.SERVING, configuration=resolved, **columns)
 
     def earlier_starts(self, candidate: Candidate, engine_version: str | None, most: int = 5) -> list[LaunchRow]:
         """Return the last successful starts of a candidate's model and engine whose stages were followed, newest first.

@@ -13,13 +13,14 @@ from functools import lru_cache
 from pathlib import Path
 
 from autotuner.core.candidate import Candidate, Launch, to_toml
+from autotuner.core.gpumemory import is_held
 from autotuner.core.policy import Policy
 from autotuner.core.replay import replay
 from autotuner.core.state import LaunchState, TrialState, Verdict
 from autotuner.core.verdict import Judgement
 from autotuner.daemon import Daemon
 from autotuner.edge.journal import compare_with_store, read_entries
-from autotuner.edge.rows import Trial
+from autotuner.edge.rows import SlotRow, Trial
 from autotuner.edge.store import Store
 from autotuner.engines import engine_for
 from autotuner.errors import AutotunerError
@@ -254,6 +255,8 @@ class Campaign:
         self.world.faults.on = False
         self.host.strangers.clear()
         self.host.disk_full = False
+        self.host.unread_until_s = 0.0
+        self._free_memory()
         for nature in self.natures.values():
             nature.mended = nature.mended or self.rng.random() < 0.7
         with self._as_operator():
@@ -261,6 +264,15 @@ class Campaign:
                 self.store.forgive_failures(slot)
                 self.store.update_slot(slot, paused="", hands_off="", degraded="", restore_hold=0)
         self.world.after(LOOK_EVERY_S, self._look)
+
+    def _free_memory(self) -> None:
+        """Somebody resets the GPUs of most slots; the others go on waiting for a person."""
+        for slot in self.settings.slots:
+            if self.rng.random() < 0.7:
+                for server in self.host.by_slot[slot]:
+                    until = self.world.now + self.rng.uniform(0.0, 600.0)
+                    server.gpu_until = min(server.gpu_until, until)
+                    server.gpu_late_s = 0.0
 
     def _look(self) -> None:
         """Whether all is well; the campaign is over then, or once its time is."""
@@ -339,6 +351,8 @@ class Campaign:
     def wrong(self, slot: str) -> str:
         """What is not yet as it must be in a slot; empty if nothing."""
         store, row = self.store, self.store.slot(slot)
+        if store.last_published() == store.last_entry() and self._waits_for_memory(slot, row):
+            return ""
         ladder = [rung for rung, _, _ in store.ladder(slot)]
         if ladder and row.degraded and not any(self.natures[rung].mended for rung in ladder):
             return ""  # a person is needed, and was asked
@@ -352,6 +366,12 @@ class Campaign:
         if not ladder:
             return f"{len(alive)} servers live although there is no best-known" if alive else ""
         return self._not_served(slot, alive[0], ladder) if len(alive) == 1 else f"{len(alive)} servers live"
+
+    def _waits_for_memory(self, slot: str, row: SlotRow) -> bool:
+        """Whether nothing runs in a slot for memory that is not free, and a person was told so."""
+        held = [server for server in self.host.by_slot[slot] if self.host.gpu_held(server)]
+        named = any(server.gpu_listed and str(server.pid) in row.blocked for server in held)
+        return bool(held) and not self.host.alive_in(slot) and (is_held(row.degraded) or named)
 
     def _not_served(self, slot: str, server: Server, ladder: list[str]) -> str:
         """Whether the one server that lives is the best-known that can serve, does, and is known to."""
@@ -390,7 +410,8 @@ class Campaign:
         lost = [trial for trial in self.acknowledged if trial not in known]
         check("P18", f"trials {lost} are lost", kept=not lost)
         if self.well:
-            waits = {slot for slot in self.settings.slots if store.slot(slot).degraded}  # for a person
+            rows = {slot: store.slot(slot) for slot in self.settings.slots}
+            waits = {slot for slot, row in rows.items() if row.degraded or row.blocked}  # for a person
             over = {TrialState.DONE, TrialState.CANCELLED}
             idle = [t for t, slot in self.acknowledged.items() if known.get(t) not in over and slot not in waits]
             gone = [t for t in self.acknowledged if known.get(t) is TrialState.CANCELLED and t not in self.cancelled]

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotuner.core import decide
+from autotuner.core.gpumemory import is_held
 from autotuner.core.state import LaunchState, Purpose, Verdict
 from autotuner.edge.rows import LaunchRow
 from torture.simhost import Server, SimHost, Stranger
 from torture.tally import Tally
 
+CLOSE_ENOUGH_S = 1e-6
 FRESH_S = 90.0  # a server that is called serving has generated within this time: a probe, and what follows it
-GPU_PATIENCE_S = 60.0  # memory that is not back after this is taken for somebody else's
+GPU_PATIENCE_S = 60.0  # a stop waits so long for its memory, and a launch so long for GPUs that cannot be read
+PAUSES_S = (0.0, 0.0, 10.0, 30.0, 60.0)  # before a best-known is tried again, by how many launches have failed lately
 
 
 @dataclass
@@ -89,7 +92,7 @@ class Checker:
             for launched in self.launched.values():
                 launched.forgiven = launched.forgiven or launched.slot == args[0]
         elif name == "degraded":
-            self._degraded(args[0])
+            self._degraded(*args)
 
     def broken(self, promise: str, what: str) -> None:
         """Report a violation with what shows it again."""
@@ -110,9 +113,11 @@ class Checker:
         others = [other.spec.launch_id for other in host.alive_in(slot) if other is not server]
         self.check("P1", f"launch {server.spec.launch_id} starts beside {others} in slot {slot}", kept=not others)
         holding = [other for other in host.by_slot[slot] if other is not server and host.gpu_held(other)]
-        held = [other.spec.launch_id for other in holding if not other.onto_held and not self._waited_for(other)]
-        self.check("P1", f"launch {server.spec.launch_id} starts while {held} hold GPU memory", kept=not held)
-        server.onto_held = bool(holding)  # its own memory cannot be told from what was taken for somebody else's
+        held = [other.spec.launch_id for other in holding if not other.given_up and not other.blind]
+        unread = server.blind = self._unread_long(server)
+        self.check("P1", f"launch {server.spec.launch_id} starts while {held} hold GPU memory", kept=not held or unread)
+        for other in holding:  # from now on nobody can tell it from the memory of this one
+            other.given_up = True
         seen = host.port_seen.get(server.port)
         stranger = host.strangers.get(slot)
         known = isinstance(host.on_port(server.port), Stranger) and seen is not None and seen.launch_id is None
@@ -129,9 +134,15 @@ class Checker:
         )
         self.check("P1", f"launch {server.spec.launch_id} starts onto a stranger's GPU", kept=not on_gpu)
 
-    def _waited_for(self, other: Server) -> bool:
-        """Whether the daemon has waited for this memory as long as it promises to."""
-        return self.world.now - (other.gpu_until - other.gpu_late_s) >= GPU_PATIENCE_S
+    def _listed(self, server: Server) -> bool:
+        """Whether the driver still lists a process of it: where the daemon never saw it alive, it is named like a stranger."""
+        seen = [self.host.gpu_seen[gpu] for gpu in server.gpus if gpu in self.host.gpu_seen]
+        return any(process[0] == server.pid for use in seen for process in use.processes)
+
+    def _unread_long(self, server: Server) -> bool:
+        """Whether nobody could read the GPUs for as long as that is waited for."""
+        since = [at for index, at in self.host.unread_since.items() if index in server.gpus]
+        return bool(since) and self.world.now - min(since) >= GPU_PATIENCE_S
 
     def _intended(self, row: LaunchRow) -> None:
         """P14: another launch of a best-known is within its budget, whatever window of time is looked at."""
@@ -145,11 +156,29 @@ class Checker:
                 f"{row.name} is launched again after {failed} failures within {self.window_s:g} s",
                 kept=failed < decide.RESTORE_FAILURES_MAX,
             )
+            self._paused(row)
+
+    def _paused(self, row: LaunchRow) -> None:
+        """P14: between tries that fail in short succession there is time for what is wrong to pass."""
+        _, ladder, _ = self._trial_of(row.slot, None)
+        now = self.world.now
+        lately = [at for rung in ladder for at in self._failures(row.slot, rung) if at > now - self.window_s]
+        pause_s = PAUSES_S[min(len(lately), len(PAUSES_S) - 1)]
+        since_s = now - max(lately, default=now)
+        self.check(
+            "P14",
+            f"{row.name} is launched again {since_s:g} s after the last of {len(lately)} failed launches",
+            kept=since_s >= pause_s - CLOSE_ENOUGH_S,
+        )
 
     def _failed(self, slot: str, candidate: str) -> int:
         """The most launches within one window that ended by themselves since, and with, the one that made it the best-known."""
+        times = self._failures(slot, candidate)
+        return max((sum(at <= other < at + self.window_s for other in times) for at in times), default=0)
+
+    def _failures(self, slot: str, candidate: str) -> list[float]:
         since = self.best_from.get((slot, candidate), 0)
-        times = [
+        return [
             one.at
             for one in list(self.launched.values())[since:]
             if (one.slot, one.candidate) == (slot, candidate)
@@ -157,7 +186,6 @@ class Checker:
             and not one.forgiven
             and one.boot == self.world.boot_id
         ]
-        return max((sum(at <= other < at + self.window_s for other in times) for at in times), default=0)
 
     def _ended(self, launch_id: str, *, asked: bool) -> None:
         """P5: of what is recorded as ended nothing lives."""
@@ -168,6 +196,15 @@ class Checker:
             return
         alive = server.state == "written" or server.alive
         self.check("P5", f"launch {launch_id} is recorded as ended and lives", kept=not alive)
+        if asked and not server.given_up and server.gone:
+            given_s = self.world.now - server.gone_at
+            proven = not self.host.gpu_held(server) or given_s >= GPU_PATIENCE_S or self._unread_long(server)
+            proven = proven or server.blind or self._listed(server)
+            self.check(
+                "P5",
+                f"launch {launch_id} is recorded as stopped {given_s:g} s after its end, and its GPU memory is taken",
+                kept=proven,
+            )
 
     def serving(self, launch_id: str) -> None:
         """P24: what is called serving has generated tokens just now, itself."""
@@ -193,8 +230,15 @@ class Checker:
                 kept=bool(baselines),
             )  # fmt: skip
 
-    def _degraded(self, slot: str) -> None:
-        """P14: a person is asked only once every rung's budget is spent."""
+    def _degraded(self, slot: str, why: str) -> None:
+        """P14, P5: a person is asked only once every rung's budget is spent, or for memory that is long overdue."""
+        if is_held(why):
+            gone = [one.gone_at for one in self.host.by_slot[slot] if one.gone and self.host.gpu_held(one)]
+            due_s = self.world.now - min(gone, default=self.world.now)
+            self.check(
+                "P5", f"a person is asked for memory that is due since {due_s:g} s", kept=due_s >= GPU_PATIENCE_S
+            )
+            return
         _, ladder, _ = self._trial_of(slot, None)
         spent = [self._failed(slot, rung) >= decide.RESTORE_FAILURES_MAX for rung in ladder]
         self.check("P14", f"slot {slot} is degraded with {spent} of its rungs spent", kept=all(spent))

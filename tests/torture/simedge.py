@@ -184,7 +184,7 @@ def _watch() -> None:
     def update_slot(self: store.Store, name: str, **columns: Any) -> None:
         real_update(self, name, **columns)
         if columns.get("degraded"):
-            _tell("degraded", self, (name,), {})
+            _tell("degraded", self, (name, columns["degraded"]), {})
 
     store.Store.update_slot = update_slot
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Self
 
+from autotuner.bench.deadline import SILENT_S
 from autotuner.bench.samples import BIN_S, LevelSamples, Progress, RequestSample
 from autotuner.edge.probes import GENERATE_TIMEOUT_S, LOOK_TIMEOUT_S, Generated
 from autotuner.engines.base import Counters
@@ -100,7 +101,7 @@ class SimLoad:
     """The Load of the simulation: speaks once a second, and has samples whose rate is the server's."""
 
     def __init__(self, host: SimHost, port: int, level: int, seconds: float) -> None:
-        self.void = ""
+        self.void, self.hung = "", False
         self._host, self._world, self._port = host, host.world, port
         self._level, self._longest_s = level, 4 * seconds
         self._rng = host.world.rng("load")
@@ -135,6 +136,11 @@ class SimLoad:
         dies = self._rng.randrange(5) if self._world.faults.strike("client dies") else -1
         for turn in itertools.count():
             await asyncio.sleep(PROGRESS_S)
+            if turn == dies and self._world.faults.strike("client hangs"):
+                await asyncio.sleep(SILENT_S)
+                self.hung, self.void = True, f"the benchmark's client hung: it said nothing for {SILENT_S:.0f} s"
+                yield LevelSamples(concurrency=self._level, stopped_early=True)
+                return
             if turn == dies:
                 raise HostError("the benchmark worker ended without a result: Killed")
             now_s = self._world.now - began_s

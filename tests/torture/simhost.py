@@ -14,8 +14,11 @@ from autotuner.edge.host import Activity, GpuUse, LaunchSpec, PortHolder, Ran, S
 from autotuner.errors import DiskFull, HostError
 from torture.simworld import World
 
+FIRST_PID = 10_000
 GPU_MIB, LOADED_MIB, IDLE_MIB = 80_000.0, 60_000.0, 400.0
 NEVER = float("inf")
+LATE_S = (3.0, 15.0, 40.0, 150.0, 700.0)
+UNREAD_S = (1.0, 20.0, 200.0)
 VERSION = "0.10.1"
 ENGINE_LINES = (
     "INFO 03-01 12:00:00 [api_utils.py:286] non-default args: {'model': 'org/model'}\n",
@@ -76,8 +79,11 @@ class Server:
     stop_s: float = 0.2
     gpu_late_s: float = 0.0
     gpu_listed: bool = False
-    onto_held: bool = False
+    pid: int = 0
     gpu_until: float = 0.0
+    gone_at: float = 0.0
+    given_up: bool = False  # something was started beside its memory, because nobody could read the GPUs
+    blind: bool = False  # it was started while nobody could, so that nobody knows what it must give back
     dying: bool = False
     gone: bool = False
     generated_at: float = -NEVER
@@ -120,9 +126,12 @@ class SimHost:
         self.truth: Truth | None = None
         self.port_seen: dict[int, PortHolder | None] = {}
         self.gpu_seen: dict[int, GpuUse] = {}
+        self.unread_until_s = 0.0
+        self.unread_since: dict[int, float] = {}  # by GPU: the first of the reads that failed in a row
         self.disk_full = False
         self.on_death: Callable[[], None] = lambda: None
         self._rng = world.rng("host")
+        self._count = 0
 
     # --- what is really there
 
@@ -174,7 +183,8 @@ class SimHost:
             start_s *= rng.uniform(2, 6)
         self._talk(server, start_s)
         server.stop_s = rng.uniform(1.0, 4.0) if strike("stop takes long") else 0.2
-        server.gpu_late_s = rng.choice((3.0, 15.0, 40.0)) if strike("GPU memory comes back late") else 0.0
+        server.gpu_late_s = rng.choice(LATE_S) if strike("GPU memory comes back late") else 0.0
+        server.gpu_late_s = NEVER if strike("GPU memory never comes back") else server.gpu_late_s
         server.gpu_listed = rng.random() < 0.3
         server.workers_have_port = strike("workers hold the port")
         server.mute = strike("server generates nothing")
@@ -226,6 +236,7 @@ class SimHost:
             return
         server.gone = True
         server.main = server.workers = False
+        server.gone_at = self.world.now
         server.gpu_until = self.world.now + server.gpu_late_s
 
     def _lose_shim(self, server: Server) -> None:
@@ -262,7 +273,9 @@ class SimHost:
         if self.disk_full or world.faults.strike("host disk full"):
             raise DiskFull(f"launch {spec.launch_id} cannot be written down: No space left on device")
         port, gpus = self.slots[spec.slot]
-        server = Server(spec, self.natures[spec.argv], port, gpus, boot=world.boots)
+        self._count += 1
+        pid = FIRST_PID + self._count
+        server = Server(spec, self.natures[spec.argv], port, gpus, boot=world.boots, pid=pid)
         self.servers[spec.launch_id] = server
         self.by_slot[spec.slot].append(server)
         world.kill_here()  # before its shim runs
@@ -342,10 +355,26 @@ class SimHost:
         return holder
 
     async def gpus(self, indices: tuple[int, ...]) -> tuple[GpuUse, ...]:
-        await self._call("gpus")
+        try:
+            await self._call("gpus")
+            self._nvidia_smi(indices)
+        except HostError:
+            for index in indices:
+                self.unread_since.setdefault(index, self.world.now)
+            raise
         found = tuple(self._gpu(index) for index in indices)
         self.gpu_seen.update({use.index: use for use in found})
+        for index in indices:
+            self.unread_since.pop(index, None)
         return found
+
+    def _nvidia_smi(self, indices: tuple[int, ...]) -> None:
+        """It may fail for a while; not before its first answer, without which nobody knows what is free."""
+        world = self.world
+        if self.gpu_seen.keys() >= set(indices) and world.faults.strike("GPUs cannot be read"):
+            self.unread_until_s = world.now + self._rng.choice(UNREAD_S)
+        if world.now < self.unread_until_s:
+            raise HostError("nvidia-smi failed with exit code 9: Unable to determine the device handle")
 
     def _gpu(self, index: int) -> GpuUse:
         slot = next(name for name, (_, gpus) in self.slots.items() if index in gpus)
@@ -354,7 +383,7 @@ class SimHost:
             if self.gpu_held(server):
                 used += LOADED_MIB
                 if server.alive or server.gpu_listed:
-                    processes.append((2000, "VLLM::EngineCore", LOADED_MIB))
+                    processes.append((server.pid, "VLLM::EngineCore", LOADED_MIB))
         stranger = self.strangers.get(slot)
         if stranger is not None and stranger.gpu:
             used += 10_000.0
@@ -376,6 +405,6 @@ class SimHost:
         raise HostError("the load client is started by the daemon on its own machine")
 
     async def launch_of(self, pid: int) -> str | None:
-        return None
+        return next((i for i, server in self.servers.items() if server.pid == pid and server.alive), None)
 
     def close(self) -> None: ...

@@ -36,6 +36,8 @@ RATES = {
     "workers outlive their server": 0.5,
     "workers hold the port": 0.5,
     "GPU memory comes back late": 0.5,
+    "GPU memory never comes back": 0.1,
+    "GPUs cannot be read": 0.15,
     "stop takes long": 0.3,
     "stop fails": 0.25,
     "shim is killed": 0.15,
@@ -44,6 +46,7 @@ RATES = {
     "others use the server": 0.3,
     "client is missing": 0.12,
     "client dies": 0.2,
+    "client hangs": 0.3,  # of those that would have died
     "client ends without samples": 0.12,
     "client is too slow": 0.15,
     "requests fail": 0.2,

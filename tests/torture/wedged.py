@@ -1,6 +1,7 @@
 """P23: the daemon is stopped at each await of its loop in turn, waiting, deaf or blocked, before a manager that listens.
 
-A real daemon with a cycle's deadline of one second works a small campaign. Where the cycles hang, the manager may hear no WATCHDOG=1
+First one works the campaign unharmed and notes which awaits it comes to, and when; only those are wedged, and of the others is said in
+which functions they are. A real daemon with a cycle's deadline of one second works a small campaign. Where the cycles hang, the manager may hear no WATCHDOG=1
 any more, and the log must say where; where only a long action hangs, beside the cycles, they must go on feeding it.
 """
 
@@ -16,6 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from e2e.house import House
 
@@ -24,11 +26,18 @@ from torture.tally import Tally
 
 TESTS = Path(__file__).resolve().parents[1]
 HOWS = ("waits", "deaf", "blocks")
-AT_ONCE = 4  # a wedged daemon costs nothing, and is listened to for seconds
-REACHED_S = 20.0  # a place that the campaign has not come to by then is left for another round
+AT_ONCE = 6  # a wedged daemon costs nothing, and is listened to for seconds
+MAP_S = 60.0  # the unharmed campaign takes a quarter of this
+REACHED_S = 60.0  # a place that the campaign has not come to by then is left for another round
 LATE_S = 2.0 * wedging.DEADLINE_S  # one slot's cycle may take its time: by then it is late
 LISTEN_S = 2.5 * wedging.DEADLINE_S
 SETTLED_S = 20.0  # a loaded machine may take this long for what takes a deadline and a half
+ELSEWHERE = {"work_until"}  # what a command does without a daemon
+NVIDIA_SMI = """#!/bin/sh
+case $1 in
+*index*) [ -e "${0%/*}/late" ] && echo "0, GPU-a, 60400, 80000" || echo "0, GPU-a, 400, 80000" ;;
+esac
+"""
 NOW_AND_THEN = {"_tidy", "_prune"}  # done once a minute: given up and said, the cycles after it are whole ones
 bug = ""  # planted in the daemons
 
@@ -48,13 +57,11 @@ def run(seed: int, seconds: float) -> Tally:
     """Wedge one await after another, in an order drawn from the seed, until the time is over."""
     tally, until = Tally(), time.monotonic() + seconds
     known = wedging.awaits()
-    places = [(place, how) for place, function in known.items() if function != "restore_now" for how in HOWS]
-    random.Random(seed).shuffle(places)
-    places.sort(
-        key=lambda p: not p[0].startswith(("daemon", "rounds", "slotworker"))
-    )  # these are nearly all in the cycles
     with tempfile.TemporaryDirectory(prefix="autotuner-wedged-") as folder:
         model = _campaign(Path(folder))
+        reached = _map(_copy(model, Path(folder) / "map"))
+        places = _in_turn(known, reached, random.Random(seed))
+        _tell_out_of_reach(tally, known, reached)
 
         def one(number: int) -> Seen | None:
             if number >= AT_ONCE and time.monotonic() > until:
@@ -69,9 +76,54 @@ def run(seed: int, seconds: float) -> Tally:
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for (place, how), seen in zip(places, pool.map(one, range(len(places))), strict=True):
-                if seen is not None:
+                if seen is None:
+                    tally.counts["left for another seed"] += 1
+                else:
                     _judge(tally, place, how, seen, seed, goes_on=how == "waits" and known[place] in NOW_AND_THEN)
     return tally
+
+
+def _in_turn(known: dict[str, str], reached: set[str], dice: random.Random) -> list[tuple[str, str]]:
+    """Every await that can be come to, hung in one way, then in the next; those of the cycles first."""
+    mine = sorted(reached & known.keys())
+    dice.shuffle(mine)
+    mine.sort(key=lambda place: not place.startswith(("daemon", "rounds", "slotworker")))
+    turns = [dice.sample(HOWS, len(HOWS)) for _ in mine]
+    return [(place, hows[turn]) for turn in range(len(HOWS)) for place, hows in zip(mine, turns, strict=True)]
+
+
+def _tell_out_of_reach(tally: Tally, known: dict[str, str], reached: set[str]) -> None:
+    tally.counts["awaits come to"] += len(reached & known.keys())
+    for place in sorted(known.keys() - reached):
+        if known[place] not in ELSEWHERE:
+            tally.counts[f"not come to in {place.partition(':')[0]}.{known[place]}"] += 1
+
+
+def _map(house: House) -> set[str]:
+    """Work the campaign unharmed; return the awaits that it comes to."""
+    report = house.folder / "come-to"
+    with (house.folder / "daemon.log").open("wb") as out:
+        daemon = _start(house, "", "map", report, out)
+        until = time.monotonic() + MAP_S
+        while time.monotonic() < until and daemon.poll() is None and not (house.folder / "worked").exists():
+            time.sleep(0.1)
+        time.sleep(1.0)  # what comes after it
+        daemon.terminate()  # the end has awaits of its own
+        try:
+            daemon.wait(MAP_S)
+        finally:
+            daemon.kill()
+            daemon.wait()
+            house.close()
+    return {line.split()[0] for line in report.read_text().splitlines()} if report.exists() else set()
+
+
+def _start(house: House, place: str, how: str, report: Path, out: IO[bytes]) -> "subprocess.Popen[bytes]":
+    path = f"{house.folder}:{os.environ['PATH']}"  # where its nvidia-smi is
+    env = {**os.environ, "PATH": path, "NOTIFY_SOCKET": str(house.folder / "notify"), "WATCHDOG_USEC": "3000000"}
+    words = [str(house.settings_file), place, how, str(report), bug]
+    argv = [sys.executable, "-m", "torture.wedging", *words]
+    return subprocess.Popen(argv, cwd=TESTS, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
 
 
 def _judge(tally: Tally, place: str, how: str, seen: Seen, seed: int, *, goes_on: bool = False) -> None:
@@ -96,20 +148,27 @@ def _judge(tally: Tally, place: str, how: str, seen: Seen, seed: int, *, goes_on
 
 
 def _campaign(folder: Path) -> House:
-    """A house with one candidate in its queue; its server ends by itself after some answers, to be restored."""
+    """A house with candidates of all sorts in its queue: the first one's server ends by itself after some answers, to be restored."""
     house = House(folder / "model")
     house.folder.mkdir()
     house.settings = {"cycle_s": "0.05", "launcher": '"shim"', "serving_probe_every_s": "0.5"}
+    house.slot = {"gpus": "[0]", "drain_s": "1"}
     house.benchmark |= {"seconds": "1.0", "levels": "[1]"}
+    house.extra = "[objective.constraints]\nanswers_agree_min = 0.1"
     house.write_settings()
-    house.cli("enqueue", house.candidate("one", mode="die-after", die_after=40), "--no-preflight")
+    smi = house.folder / "nvidia-smi"
+    smi.write_text(NVIDIA_SMI)
+    smi.chmod(0o755)
+    house.cli("enqueue", house.candidate("one", mode="die-after", die_after=80), "--no-preflight")
+    house.cli("enqueue", house.candidate("gone", mode="unheard-of"), "--no-preflight")
+    house.cli("enqueue", house.candidate("late", timeout_s=1.5, mode="never-ready"), "--no-preflight")
     return house
 
 
 def _copy(model: House, folder: Path) -> House:
     shutil.copytree(model.folder, folder)
     house = House(folder)
-    house.settings, house.benchmark = model.settings, model.benchmark
+    house.settings, house.benchmark, house.slot, house.extra = model.settings, model.benchmark, model.slot, model.extra
     house.write_settings()
     return house
 
@@ -120,16 +179,7 @@ def _wedge(house: House, place: str, how: str, *, ends: bool) -> Seen:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, log.open("wb") as out:
         manager.bind(str(house.folder / "notify"))
         manager.setblocking(False)
-        env = {**os.environ, "NOTIFY_SOCKET": str(house.folder / "notify"), "WATCHDOG_USEC": "3000000"}
-        words = [str(house.settings_file), place, how, str(report), bug]
-        daemon = subprocess.Popen(
-            [sys.executable, "-m", "torture.wedging", *words],
-            cwd=TESTS,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-        )
+        daemon = _start(house, place, how, report, out)
         try:
             return _listen(daemon, manager, report, log, ends=ends)
         finally:

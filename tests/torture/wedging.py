@@ -5,8 +5,10 @@ The modules of the loop are compiled from their sources with every `await X` mad
   waits     the await never ends, until it is cancelled
   deaf      the await never ends, and swallows its cancellation
   blocks    the whole loop is blocked in a call
+  map       nothing hangs; REPORT gets a line for each await that is come to, with the seconds since the start
 
-In REPORT it writes, once it hangs, whether that was in the task that runs the cycles; and BUG is one of planted.BUGS, or empty.
+In REPORT it writes, once it hangs, whether that was in the task that runs the cycles; and BUG is one of planted.BUGS, or empty. An
+operator in the same process asks for what only people ask for, so that as many awaits as can be are come to.
 """
 
 import ast
@@ -15,16 +17,18 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
+import os
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import autotuner
 
-MODULES = ("daemon", "rounds", "slotworker", "act")
+MODULES = ("daemon", "rounds", "slotworker", "act", "freeing", "resolve", "measure")
 DEADLINE_S = 1.0  # of a cycle, instead of 30
 PATIENCE_S = 0.1  # of a round with a cycle that is late, instead of 1
 BLOCKED_S = 60.0
@@ -88,10 +92,16 @@ class Wedge:
     report = Path()
     cycles: asyncio.Task[Any] | None = None
     cycle_of = ""
+    began_s = 0.0
+    come_to: ClassVar[set[str]] = set()
 
 
 async def wedge(place: str, awaitable: Any) -> Any:
     """Go on as usual, but at the chosen place."""
+    if Wedge.how == "map" and place not in Wedge.come_to:
+        Wedge.come_to.add(place)
+        with Wedge.report.open("a") as f:
+            f.write(f"{place} {time.monotonic() - Wedge.began_s:.2f}\n")
     if place != Wedge.place:
         return await awaitable
     if not Wedge.report.exists():
@@ -109,6 +119,41 @@ async def wedge(place: str, awaitable: Any) -> Any:
                 raise
 
 
+async def operate(store: Any, slot: str, report: Path) -> None:
+    """What people do: once the queue is worked off they reload, stop, restore; and at last the server falls silent."""
+    late = report.with_name("late")  # while it is there, the driver keeps the memory of what has ended
+
+    async def come(what: Callable[[], object]) -> None:
+        while not what():
+            await asyncio.sleep(0.05)
+
+    def serves() -> bool:
+        return any(launch.state == "serving" for launch in store.open_launches(slot))
+
+    await come(lambda: store.ladder(slot) and not store.queue(slot) and not store.trial_in_hand(slot))
+    os.kill(os.getpid(), signal.SIGHUP)
+    await come(serves)
+    late.touch()
+    store.update_slot(slot, stopped="by the operator")
+    await come(lambda: any(launch.end_asked for launch in store.open_launches(slot)))
+    await asyncio.sleep(1.0)
+    late.unlink()
+    await come(lambda: not store.open_launches(slot))
+    store.forgive_failures(slot)
+    store.update_slot(slot, stopped="", restore_wanted="by the operator")
+    await come(lambda: serves() and not store.slot(slot).restore_wanted)
+    from autotuner.edge import procfs
+
+    for pid in procfs.of_launch(store.open_launches(slot)[0].id):
+        if (
+            "fake_openai" in Path(f"/proc/{pid}/cmdline").read_text()
+            and "shim" not in Path(f"/proc/{pid}/cmdline").read_text()
+        ):
+            os.kill(pid, signal.SIGSTOP)
+    await come(lambda: not serves())
+    report.with_name("worked").touch()
+
+
 def main(settings: str, place: str, how: str, report: str, bug: str) -> None:
     """Run the daemon as its command does."""
     Wedge.place, Wedge.how, Wedge.report = place, how, Path(report)
@@ -116,7 +161,8 @@ def main(settings: str, place: str, how: str, report: str, bug: str) -> None:
     from autotuner import daemon, log, rounds
     from torture.planted import BUGS
 
-    daemon.CYCLE_DEADLINE_S = daemon.END_DEADLINE_S = DEADLINE_S
+    if how != "map":
+        daemon.CYCLE_DEADLINE_S = daemon.END_DEADLINE_S = DEADLINE_S
     rounds.PATIENCE_S, Wedge.cycle_of = PATIENCE_S, rounds.CYCLE_OF
     for known in BUGS:
         if known.name == bug:
@@ -124,8 +170,13 @@ def main(settings: str, place: str, how: str, report: str, bug: str) -> None:
     log.configure(as_json=True)
 
     async def work() -> None:
-        Wedge.cycles = asyncio.current_task()
-        await daemon.Daemon(Path(settings)).run()
+        Wedge.cycles, Wedge.began_s = asyncio.current_task(), time.monotonic()
+        worked = daemon.Daemon(Path(settings))
+        operator = asyncio.create_task(operate(worked._store, next(iter(worked._settings.slots)), Path(report)))
+        try:
+            await worked.run()
+        finally:
+            operator.cancel()
 
     asyncio.run(work())
 

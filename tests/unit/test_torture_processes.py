@@ -24,6 +24,7 @@ def test_a_wedged_loop_is_silent_and_says_where(monkeypatch: pytest.MonkeyPatch)
     """One await of the loop, in two ways: any cycle comes to it."""
     place = next(place for place, function in wedging.awaits().items() if function == "cycle")
     monkeypatch.setattr(wedging, "awaits", lambda: {place: "cycle"})
+    monkeypatch.setattr(wedged, "_map", lambda _house: {place})
     monkeypatch.setattr(wedged, "HOWS", ("deaf", "blocks"))
     monkeypatch.setattr(wedged, "REACHED_S", 60.0)
     assert kept(wedged.run(1, 0.0), "P23")

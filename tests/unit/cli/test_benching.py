@@ -181,6 +181,7 @@ class Told:
     """A load that is told what it measures, and that keeps what it was given."""
 
     given: dict[str, Any]
+    hung = False
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         Told.given = {"arguments": arguments, **more}

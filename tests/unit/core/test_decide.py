@@ -22,6 +22,7 @@ from autotuner.core.decide import (
     Degrade,
     Doing,
     GiveUp,
+    GoOn,
     IncumbentRecord,
     Interrupt,
     Launch,
@@ -39,6 +40,7 @@ from autotuner.core.decide import (
     Wait,
     decide,
 )
+from autotuner.core.gpumemory import HELD
 from autotuner.core.state import LAUNCH_TRANSITIONS, LaunchState, Purpose
 
 STARTING, SERVING, INTENDED = LaunchState.STARTING, LaunchState.SERVING, LaunchState.INTENDED
@@ -81,21 +83,31 @@ LAUNCHES: tuple[tuple[LaunchRecord, ...], ...] = (
 )
 TRIALS = (None, TRIAL, dataclasses.replace(TRIAL, next_level=None), dataclasses.replace(TRIAL, concluded="too slow"))
 LADDERS: tuple[tuple[IncumbentRecord, ...], ...] = ((), (BEST, OLDER), (WORN, OLDER), (WORN,))
+HELD_WHY = f"{HELD} within 60 s after old had ended: GPU 0 has 60400 MiB in use, 400 were expected"
+AROUND = (  # strangers, memory that did not come back, and why the slot is degraded, if it is
+    ("", "", "all failed"),
+    ("port 1 is held by pid 9", "", "all failed"),
+    ("", HELD_WHY, "all failed"),
+    ("", "", HELD_WHY),
+    ("", HELD_WHY, HELD_WHY),
+)
 FLAGS = ("paused", "hands_off", "restore_wanted", "stopped", "degraded", "no_new_trials", "interrupt_trial")
 
 
 def every_world() -> Iterator[tuple[Recorded, Observed]]:
-    for launches, trial, queued, ladder, bits, strangers in itertools.product(
-        LAUNCHES, TRIALS, (None, QUEUED), LADDERS, range(2 ** len(FLAGS)), ("", "port 1 is held by pid 9")
+    for launches, trial, queued, ladder, bits, (strangers, held, degraded) in itertools.product(
+        LAUNCHES, TRIALS, (None, QUEUED), LADDERS, range(2 ** len(FLAGS)), AROUND
     ):
         flags = {name: name.replace("_", " ") for i, name in enumerate(FLAGS) if bits >> i & 1}
+        if "degraded" in flags:
+            flags["degraded"] = degraded
         rec = Recorded("a", launches, trial, queued, ladder, **flags)
         ids = [one.id for one in launches]
         for size in {0, len(ids), len(ids) - 1} - {-1}:
             for living in itertools.combinations(ids, size):
-                yield rec, Observed(frozenset(living), frozenset(), strangers)
+                yield rec, Observed(frozenset(living), frozenset(), strangers, held=held)
                 if living:
-                    yield rec, Observed(frozenset(living), frozenset(living), strangers)
+                    yield rec, Observed(frozenset(living), frozenset(living), strangers, held=held)
 
 
 def check_what_may_never_be(rec: Recorded, obs: Observed, decision: Decision) -> None:
@@ -107,6 +119,7 @@ def check_what_may_never_be(rec: Recorded, obs: Observed, decision: Decision) ->
             assert not living, "never a second server"
             assert not rec.stopped or rec.restore_wanted, "never where a person wants none"
             assert not obs.strangers, "never into a slot that somebody else holds"
+            assert not obs.held, "never onto memory that did not come back"
             assert all(one.id in living for one in rec.launches), "never before the end of a launch is recorded"
             if act.purpose is Purpose.TRIAL:
                 assert rec.trial is not None
@@ -133,7 +146,7 @@ def check_what_may_never_be(rec: Recorded, obs: Observed, decision: Decision) ->
         case Conclude() | Requeue() | GiveUp():
             assert rec.trial is not None
             assert act.trial_id == rec.trial.id
-        case Degrade():
+        case Degrade() if decision.reason != HELD_WHY:
             assert rec.ladder
             assert all(r.failures >= RESTORE_FAILURES_MAX for r in rec.ladder)
             assert not {r.candidate_id for r in rec.ladder} & {ours[i].candidate_id for i in living}, "while one serves"
@@ -143,11 +156,23 @@ def check_what_may_never_be(rec: Recorded, obs: Observed, decision: Decision) ->
         assert ours[act.launch_id].trial_id != rec.trial.id, "the one least wanted goes first"
 
 
+def check_what_may_never_be_of_memory(rec: Recorded, obs: Observed, decision: Decision) -> None:
+    if isinstance(decision.action, GoOn):
+        assert rec.degraded == HELD_WHY
+        assert not obs.held
+        assert not obs.strangers
+        assert not obs.living
+    elif decision == Decision(Degrade(), HELD_WHY):
+        assert obs.held
+        assert rec.degraded != HELD_WHY or rec.restore_wanted, "it is said once"
+
+
 def test_no_combination_of_record_and_observation_breaks_a_promise() -> None:
     seen = set()
     for rec, obs in every_world():
         decision = decide(rec, obs)
         check_what_may_never_be(rec, obs, decision)
+        check_what_may_never_be_of_memory(rec, obs, decision)
         seen.add(type(decision.action))
     assert seen == set(get_args(Action)) - {Interrupt, GiveUp, QueueBaseline}, "the worlds reach what they are made of"
 
@@ -205,6 +230,49 @@ def test_memory_of_a_server_that_has_ended_is_waited_for() -> None:
     left = "the GPU memory of old, which has ended, is not free yet"
     assert decide(recorded(trial=TRIAL), said(freeing=left)) == Decision(Wait(), f"new waits: {left}")
     assert action(recorded(ladder=(BEST,), restore_wanted="x"), said(freeing=left)) == Wait()
+
+
+def test_memory_that_does_not_come_back_asks_for_a_person_once_and_goes_on_by_itself() -> None:
+    for rec in (recorded(trial=TRIAL), recorded(ladder=(BEST,), restore_wanted="asked for")):
+        assert decide(rec, said(held=HELD_WHY)) == Decision(Degrade(), HELD_WHY)
+    degraded = recorded(trial=TRIAL, ladder=(BEST,), queued=QUEUED, degraded=HELD_WHY)
+    assert action(degraded, said(held=HELD_WHY)) == Requeue(7), "no trial's time runs meanwhile"
+    waits = dataclasses.replace(degraded, trial=None)
+    assert decide(waits, said(held=HELD_WHY)) == Decision(Wait(), f"degraded: {HELD_WHY}")
+    assert action(waits, said(strangers="GPU 0 is used by pid 9")) == Wait()
+    assert action(waits, said()) == GoOn()
+    assert action(dataclasses.replace(waits, stopped=BY_ME), said()) == GoOn(), "nobody needs to come any more"
+    asked = dataclasses.replace(waits, degraded="", restore_wanted="asked for")
+    assert action(asked, said(held=HELD_WHY)) == Degrade(), "a person who asks is told again"
+
+
+def test_a_stop_that_was_cut_short_is_made_again_and_proven() -> None:
+    stopping = dataclasses.replace(launch("B", "best"), end_asked=True)
+    assert action(recorded(trial=TRIAL, launches=(stopping,)), said()) == Stop("B")
+    assert action(recorded(launches=(dataclasses.replace(stopping, state=INTENDED),)), said()) == Stop("B")
+
+
+def test_the_next_try_to_restore_waits_longer_each_time_and_says_why() -> None:
+    def at(now_s: float, *failed_s: float, **more: Any) -> Decision:
+        rec = recorded(ladder=(BEST,), failed_s=failed_s, failed_end_s=max(failed_s), **more)
+        return decide(rec, said(now_s=now_s))
+
+    launches = Launch("best", "best", Purpose.RESTORE)
+    assert at(1000.0, 1000.0).action == launches, "a server that crashes is wanted back at once"
+    waits = at(1001.0, 990.0, 1000.0, last_failure="the port is taken")
+    assert waits == Decision(
+        Wait(),
+        "restoring the best-known, best: next try in 10 s, because 2 launches ended by themselves within 15 min, "
+        "the last one: the port is taken",
+    )
+    assert at(1010.0, 990.0, 1000.0).action == launches
+    assert at(1015.0, 980.0, 990.0, 1000.0).action == Wait()
+    assert at(1030.0, 980.0, 990.0, 1000.0).action == launches
+    assert at(1059.0, *range(991, 1001)).action == Wait()
+    assert at(1060.0, *range(991, 1001)).action == launches, "the pause is bounded"
+    assert at(2000.0, 10.0, 20.0, 1999.0).action == launches, "what failed long ago does not count"
+    ended_late = recorded(ladder=(BEST,), failed_s=(900.0, 990.0), failed_end_s=1000.0)
+    assert action(ended_late, said(now_s=1005.0)) == Wait(), "the pause begins where the last try ended"
 
 
 def test_a_launch_that_lives_though_it_is_recorded_as_ended_bars_the_slot() -> None:

@@ -63,6 +63,16 @@ WRONG: dict[str, tuple[dict[str, Any], Level, str]] = {
     "an exposed unit": ({"units": (dataclasses.replace(SERVICE, exposure=3.6),)}, Level.WARNING, "3.6, more than 1.5"),
     "an exposed server": ({"units": (dataclasses.replace(SERVER, exposure=9.6),)}, Level.WARNING, "9.6, more than 3.5"),
     "no driver": ({"gpus": None}, Level.PROBLEM, "nvidia-smi does not answer"),
+    "a driver that fails": (
+        {"gpus": None, "gpu_nodes": ("/dev/nvidia0",)},
+        Level.PROBLEM,
+        "/dev/nvidia0 is there, and nvidia-smi does not answer",
+    ),
+    "a sandbox without GPUs": (
+        {"gpus_unread": {"main": "nvidia-smi failed with exit code 9"}},
+        Level.PROBLEM,
+        "the daemon cannot read the GPUs of slot main",
+    ),
     "a lost GPU": ({"gpus": GPUS[:1]}, Level.PROBLEM, "GPU 1, which a slot names, is not there"),
     "a split GPU": ({"gpus": (GpuSeen(0, mig="Enabled"), GPUS[1])}, Level.WARNING, "MIG"),
     "a bad GPU": ({"gpus": (GpuSeen(0, uncorrected=2), GPUS[1])}, Level.PROBLEM, "2 uncorrected"),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from patience import FOR_EVER_S, PATIENCE_S, comes_true, soon
 
-from autotuner.edge import clock, files, ladder, procfs, rungs
+from autotuner.edge import clock, commands, files, ladder, procfs, rungs
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.host_local import LocalHost
 from autotuner.edge.rungs import ShimAlone
@@ -725,6 +725,33 @@ def test_a_command_that_nobody_waits_for_any_more_is_killed(bench: Any) -> None:
     asyncio.run(work())
 
 
+def test_a_command_that_sigkill_does_not_end_is_left_behind_and_not_begun_again(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does nvidia-smi where the driver hangs: whoever asks must not hang with it, and must not leave one more each time."""
+    pidfile, program = bench.folder / "pid", bench.folder / "hangs"
+    program.write_text(f"#!/bin/sh\necho $$ >>{pidfile}; exec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(commands, "KILLED_WAIT_S", 0.2)
+    kill = os.killpg
+    monkeypatch.setattr(os, "killpg", lambda *_: None)
+
+    async def work() -> None:
+        try:
+            with pytest.raises(HostError, match="did not end within 3 s"):
+                await bench.host.run((str(program),), 3.0)
+            with pytest.raises(HostError, match="hangs in the kernel since it was last asked"):
+                await bench.host.run((str(program),), 3.0)
+            assert len(pidfile.read_text().split()) == 1
+        finally:
+            pid = int(pidfile.read_text().split()[0])
+            kill(pid, signal.SIGKILL)
+            await soon(lambda: not Path(f"/proc/{pid}").exists())  # the loop has collected it
+            await asyncio.sleep(0.1)
+
+    asyncio.run(work())
+
+
 def test_gpus_of_a_host_without_a_driver_are_none(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(bench.folder))
     assert asyncio.run(bench.host.gpus((0,))) == ()
@@ -734,7 +761,11 @@ def test_gpus_of_a_host_without_a_driver_are_none(bench: Any, monkeypatch: pytes
     (use,) = asyncio.run(bench.host.gpus((0,)))
     assert (use.used_mib, use.processes) == (100.0, ((7, "x", 50.0),))
     smi.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'; exit 9\n")
-    assert asyncio.run(bench.host.gpus((0,))) == ()
+    with pytest.raises(HostError, match="nvidia-smi failed with exit code 9: NVIDIA-SMI has failed"):
+        asyncio.run(bench.host.gpus((0,)))
+    smi.write_text("#!/bin/sh\ncase $1 in *index*) echo '0, GPU-a, 100, 1000';; *) echo 'no'; exit 4;; esac\n")
+    with pytest.raises(HostError, match="exit code 4: no"):
+        asyncio.run(bench.host.gpus((0,)))
 
 
 def test_the_shims_log_is_read_in_pieces(bench: Any) -> None:
