@@ -89,10 +89,11 @@ class Connection:
 
         Returns whether that ended a request, so that somebody waits to go on.
         """
-        if not self._is_one_token(data):
+        is_one_token, add = self._is_one_token, self._add
+        if not is_one_token(data):
             return self._received_else(data, at, now)
         self._latest = data
-        self._add(at)
+        add(at)
         self._reads = reads = self._reads + 1
         if not reads % DELAY_EVERY:
             self._read_delays.append(now - at)

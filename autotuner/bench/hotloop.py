@@ -17,13 +17,12 @@ Reader = Callable[[float], bool]  # given the time at which epoll returned, read
 
 _PRECISE_BELOW_S = 0.05  # epoll waits in whole milliseconds; shorter waits than this are worth a second system call
 _EVENTS_MAX = 4096
-GATHER_S = (
-    0.0005  # a request that ends may wait so long for its reader: half of it on average, which is said as lateness
-)
+# A request that ends may wait so long for its reader: half of it on average, which is said as lateness.
+GATHER_S = 0.001
 _MANY_PER_S = 4000  # below this rate of events single wake-ups are cheap enough
-_TOO_MANY_PER_S = 40_000  # above it wake-ups bring many events by themselves, and there is no time to lose
 _LOOK_EVENTS = 256
-_BATCH_ENOUGH = 16  # events a wake-up brings by itself at high rates
+_OF_A_GAP = 0.25  # a pause is no longer than this share of the time between two events of a stream
+_BATCH_ENOUGH = 24  # events that a wake-up should bring: then it costs little beside them
 
 
 class HotSelector(selectors.BaseSelector):
@@ -39,8 +38,9 @@ class HotSelector(selectors.BaseSelector):
             False  # readers know from the kernel when bytes came, so that reading them a moment later costs no truth
         )
         self._events = 0
+        self._fds: set[int] = set()
         self._events_since = monotonic_s()
-        self._many = False
+        self._pause_s = 0.0  # how long to gather now
 
     def add_hot(self, fd: int, reader: Reader) -> None:
         """Call `reader` whenever `fd` can be read or has ended."""
@@ -67,21 +67,27 @@ class HotSelector(selectors.BaseSelector):
             if wake:
                 return self._slow.select(0)
             if self.gather:
-                self._gather(len(ready), now)
+                self._gather(ready, now)
             if until is not None:
                 timeout = until - now
                 if timeout <= 0:
                     return []
 
-    def _gather(self, events: int, now: float) -> None:
-        """Where many small batches come, let the next one grow: a wake-up costs more than the few events that it brings."""
-        self._events += events
+    def _gather(self, ready: list[tuple[int, int]], now: float) -> None:
+        """Where many small batches come, let the next one grow: a wake-up costs more than the few events that it brings.
+
+        A client that has no time to lose finds large ones, and does not pause. Nor must two events of one stream meet in a read.
+        """
+        self._events += len(ready)
+        self._fds.update([fd for fd, _ in ready])
         if self._events >= _LOOK_EVENTS:
             rate = self._events / max(1e-9, now - self._events_since)
-            self._many = _MANY_PER_S < rate < _TOO_MANY_PER_S
+            wanted = min(_BATCH_ENOUGH, len(self._fds) * _OF_A_GAP)
+            self._pause_s = min(GATHER_S, wanted / rate) if rate > _MANY_PER_S else 0.0
             self._events, self._events_since = 0, now
-        if self._many and 0 < events < _BATCH_ENOUGH:
-            pause(GATHER_S)
+            self._fds.clear()
+        if self._pause_s and 0 < len(ready) < _BATCH_ENOUGH:
+            pause(self._pause_s)
 
     def _poll(self, timeout: float | None, poll: Callable[..., list[tuple[int, int]]]) -> list[tuple[int, int]]:
         if timeout is None:
