@@ -22,6 +22,7 @@ GATHER_S = 0.001
 _MANY_PER_S = 4000  # below this rate of events single wake-ups are cheap enough
 _LOOK_EVENTS = 256
 _OF_A_GAP = 0.25  # a pause is no longer than this share of the time between two events of a stream
+_EVENTS_LEAST = 8  # that requests have on average
 _BATCH_ENOUGH = 24  # events that a wake-up should bring: then it costs little beside them
 
 
@@ -37,7 +38,7 @@ class HotSelector(selectors.BaseSelector):
         self.gather = (
             False  # readers know from the kernel when bytes came, so that reading them a moment later costs no truth
         )
-        self._events = 0
+        self._events = self._ended = 0
         self._fds: set[int] = set()
         self._events_since = monotonic_s()
         self._pause_s = 0.0  # how long to gather now
@@ -56,38 +57,41 @@ class HotSelector(selectors.BaseSelector):
         """Read hot sockets until the loop has something to do or `timeout` seconds are over; return what else is ready."""
         reader_of, poll = self._readers.get, self._epoll.poll
         until = None if timeout is None else monotonic_s() + timeout
-        wake = False
         while True:
             ready = self._poll(timeout, poll)
             now = monotonic_s()
+            ended = 0
             for fd, _ in ready:
                 reader = reader_of(fd)  # one dropped by another in this very batch has none
                 if reader is not None and reader(now):
-                    wake = True
-            if wake:
+                    ended += 1
+            if ended:
+                self._ended += ended
                 return self._slow.select(0)
-            if self.gather:
-                self._gather(ready, now)
+            if self.gather and (pause_s := self._to_gather(ready, now)):
+                pause(pause_s if until is None else min(pause_s, max(0.0, until - now)))
+                now = monotonic_s()
             if until is not None:
                 timeout = until - now
                 if timeout <= 0:
                     return []
 
-    def _gather(self, ready: list[tuple[int, int]], now: float) -> None:
-        """Where many small batches come, let the next one grow: a wake-up costs more than the few events that it brings.
+    def _to_gather(self, ready: list[tuple[int, int]], now: float) -> float:
+        """Given what just came, return for how long the next batch may grow: a wake-up costs more than the few events in it.
 
-        A client that has no time to lose finds large ones, and does not pause. Nor must two events of one stream meet in a read.
+        A client that has no time to lose finds large batches, and does not pause. Two events of one stream must not meet in a
+        read, and of requests with few events the pause before the next one would be too much of their time.
         """
         self._events += len(ready)
         self._fds.update([fd for fd, _ in ready])
         if self._events >= _LOOK_EVENTS:
             rate = self._events / max(1e-9, now - self._events_since)
+            worth = rate > _MANY_PER_S and self._events > _EVENTS_LEAST * self._ended
             wanted = min(_BATCH_ENOUGH, len(self._fds) * _OF_A_GAP)
-            self._pause_s = min(GATHER_S, wanted / rate) if rate > _MANY_PER_S else 0.0
-            self._events, self._events_since = 0, now
+            self._pause_s = min(GATHER_S, wanted / rate) if worth else 0.0
+            self._events, self._events_since, self._ended = 0, now, 0
             self._fds.clear()
-        if self._pause_s and 0 < len(ready) < _BATCH_ENOUGH:
-            pause(self._pause_s)
+        return self._pause_s if 0 < len(ready) < _BATCH_ENOUGH else 0.0
 
     def _poll(self, timeout: float | None, poll: Callable[..., list[tuple[int, int]]]) -> list[tuple[int, int]]:
         if timeout is None:

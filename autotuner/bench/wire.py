@@ -99,7 +99,8 @@ class PlainWire:
         return self._rest is not None
 
     def _read(self, now: float) -> bool:
-        """One read; this is the hot path. What is called was put in a variable first: as an attribute it is looked for as a method."""
+        """One read; this is the hot path."""
+        # What is called here is an attribute, and calling it as one would look for a method first, at length.
         recvmsg, received = self._recvmsg, self._received
         try:
             data, ancillary, _, _ = recvmsg(READ_BYTES, _ANCILLARY_BYTES)
