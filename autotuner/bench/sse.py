@@ -36,6 +36,8 @@ def text_key(event: bytes) -> tuple[int, bytes] | None:
 
     An empty text says that nothing was generated yet.
     """
+    if not (b'text"' in event or b'content"' in event or b'reasoning"' in event):
+        return None  # three looks instead of eight, and most of what comes here has none of them
     for key in _KEYS:
         at = event.find(key)
         if at >= 0 and not event.startswith(_QUOTE, at + len(key)):
