@@ -20,7 +20,8 @@ _EVENTS_MAX = 4096
 # A request that ends may wait so long for its reader: half of it on average, which is said as lateness.
 GATHER_S = 0.001
 _MANY_PER_S = 4000  # below this rate of events single wake-ups are cheap enough
-_LOOK_EVENTS = 256
+_LOOK_EVENTS = 512
+_STREAMS_OF_EVENTS = 128  # so many of these are enough to see of how many streams they are
 _OF_A_GAP = 0.25  # a pause is no longer than this share of the time between two events of a stream
 _EVENTS_LEAST = 8  # that requests have on average
 _BATCH_ENOUGH = 24  # events that a wake-up should bring: then it costs little beside them
@@ -82,8 +83,9 @@ class HotSelector(selectors.BaseSelector):
         A client that has no time to lose finds large batches, and does not pause. Two events of one stream must not meet in a
         read, and of requests with few events the pause before the next one would be too much of their time.
         """
+        if self._events < _STREAMS_OF_EVENTS:
+            self._fds.update([fd for fd, _ in ready])
         self._events += len(ready)
-        self._fds.update([fd for fd, _ in ready])
         if self._events >= _LOOK_EVENTS:
             rate = self._events / max(1e-9, now - self._events_since)
             worth = rate > _MANY_PER_S and self._events > _EVENTS_LEAST * self._ended

@@ -147,13 +147,13 @@ def test_no_wait_ends_before_its_time(precise: bool) -> None:
 
 
 def gathered(*, streams: int, per_s: float, batch: int = 4, ended: int = 0) -> float:
-    """For how long a selector pauses after a second of such events, so many at a time; `ended` of each look's end a request."""
+    """For how long a selector pauses after many such events, so many at a time; `ended` requests end within a look."""
     hot = HotSelector()
     try:
         fds, now, pause_s = cycle(range(100, 100 + streams)), monotonic_s(), 0.0
-        for number in range(400):
+        for _ in range(400):
             now += batch / per_s
-            hot._ended = ended if number % 64 else 0
+            hot._ended = ended
             pause_s = hot._to_gather([(next(fds), 1) for _ in range(batch)], now)
         return pause_s
     finally:
@@ -165,7 +165,7 @@ def test_wake_ups_are_gathered_where_many_bring_few_events() -> None:
     assert gathered(streams=128, per_s=86_000) == pytest.approx(24 / 86_000, rel=0.05), "until they bring enough"
     assert gathered(streams=128, per_s=20_000, batch=30) == 0, "they do by themselves"
     assert gathered(streams=128, per_s=1_000) == 0, "there are few of them"
-    assert gathered(streams=128, per_s=20_000, ended=40) == 0, (
+    assert gathered(streams=128, per_s=20_000, ended=80) == 0, (
         "requests end so often that their next ones would be late"
     )
 
