@@ -81,13 +81,15 @@ def place(wanted: str, seen: Seen, processes: int) -> Placement:
     chosen = _ranked(seen)[:processes]
     if len(chosen) < processes:
         return _unpinned(seen, f"{len(chosen)} cores are left for its {processes} processes beside other load clients")
-    if not any(core.whole & seen.server for core in chosen):
-        return _pinned(chosen, seen, ", which the server may not use")
-    if len(seen.cores) < MANY:
+    apart = not any(core.whole & seen.server for core in chosen)
+    if not apart and len(seen.cores) < MANY:
         return _unpinned(seen, _too_few(seen, processes))
     if any(core.whole & seen.busy for core in chosen):
-        return _unpinned(seen, "too few of the cores that the server may use were idle when the level began")
-    return _pinned(chosen, seen, "; the server may use it, too, but did not when the level began")
+        # Bound to a core that something else uses the client would wait for that, and its level be void.
+        which = "may not use" if apart else "may use"
+        return _unpinned(seen, f"too few of the cores that the server {which} were idle when the level began")
+    both = "; the server may use it, too, but did not when the level began"
+    return _pinned(chosen, seen, ", which the server may not use" if apart else both)
 
 
 def _too_few(seen: Seen, processes: int) -> str:

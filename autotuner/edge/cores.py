@@ -101,7 +101,8 @@ def look(wanted: str, port: int, allowed: set[int], root: Path = Path("/")) -> S
         return Seen(cores, None)
     server, main = threads(processes)
     # To look for a while only pays where there is something to choose.
-    busy = busy_cores(root) if wanted == AUTO and len(cores) >= MANY else frozenset[int]()
+    choice = wanted == AUTO and (len(cores) >= MANY or any(not core.whole & server for core in cores))
+    busy = busy_cores(root) if choice else frozenset[int]()
     return Seen(cores, server, main, busy, gpu_nodes(root))
 
 

@@ -31,7 +31,6 @@ KEPT_APART = [
     ("then those", machine(8, threads=2, server="0-3,8-11"), 6, (7, 6, 5, 4, 15, 14)),
     ("a control group that gives us the last four of 64", machine(64, allowed="60-63", server="0-59"), 2, (63, 62)),
     ("cores at rest before busy ones", machine(8, server="0-3", busy="6-7"), 2, (5, 4)),
-    ("busy ones before the server's", machine(8, server="0-3", busy="4-7"), 1, (7,)),
     ("not those of another level's client", machine(8, server="0-3", taken="7"), 1, (6,)),
     ("nor the threads beside them", machine(4, threads=2, server="0-1,4-5", taken="7"), 1, (2,)),
 ]
@@ -94,6 +93,8 @@ NOT_PINNED = [
         "1 of its cores is not the server's, too few for 2 processes",
     ),
     ("all busy", machine(8, busy="0-7"), 1, True, "too few of the cores that the server may use were idle"),
+    ("all but the server's busy", machine(8, server="0-3", busy="4-7"), 1, True, "may not use were idle"),
+    ("the only one left busy", machine(2, server="0", busy="1"), 1, True, "may not use were idle when the level began"),
     ("all taken", machine(8, taken="0-7"), 1, True, "0 cores are left for its 1 processes beside other load clients"),
     ("no server in sight", replace(machine(64), server=None), 1, None, "no process of the server could be found"),
     ("only a thread beside the server's", machine(2, threads=2, server="0-1"), 1, True, "all of its 4 cores"),

@@ -63,16 +63,35 @@ def worked(server: Server, **order: Any) -> tuple[list[set[int]], LevelSamples]:
 
 
 @needs[2]
-def test_a_worker_runs_on_the_core_that_its_server_may_not_use_and_the_server_keeps_its_own() -> None:
+def test_a_client_takes_a_core_that_its_server_may_not_use_and_the_server_keeps_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bound is this very process, for what else the machine is doing must not matter here."""
+    monkeypatch.setattr(edge, "busy_cores", lambda _root: frozenset())
     with Server([OURS[0]]) as server:
-        others = set(OURS[1:])
+        cores = ClientCores("auto", server.port)
+        placed = cores.take(1)
+        bound = os.sched_getaffinity(0)
+        cores.release()
+        assert os.sched_getaffinity(server.process.pid) == {OURS[0]}
+    assert len(placed.cores) == 1
+    assert placed.shares is False
+    assert bound == set(placed.cores) <= set(OURS[1:])
+    assert os.sched_getaffinity(0) == set(OURS)
+
+
+@needs[2]
+def test_a_worker_runs_on_the_core_that_it_says_or_says_that_it_was_busy() -> None:
+    with Server([OURS[0]]) as server:
         bound, samples = worked(server, cores="auto")
         assert os.sched_getaffinity(server.process.pid) == {OURS[0]}
     assert samples.placed is not None
-    assert len(samples.placed.cores) == 1
-    assert set(samples.placed.cores) <= others
-    assert samples.placed.shares is False
-    assert bound == [set(samples.placed.cores)]
+    if samples.placed.cores:
+        assert bound == [set(samples.placed.cores)]
+        assert OURS[0] not in samples.placed.cores
+    else:
+        assert bound == [set(OURS)]
+        assert "were idle when the level began" in samples.placed.said
 
 
 @needs[3]
@@ -81,6 +100,8 @@ def test_several_workers_have_a_core_each_and_none_is_the_servers() -> None:
         bound, samples = worked(server, cores="auto", processes=2, processes_max=2)
     assert samples.placed is not None
     assert samples.processes == 2
+    if not samples.placed.cores:
+        pytest.skip(f"this machine is busy: {samples.placed.said}")
     assert sorted(bound[1:], key=min) == sorted(({core} for core in samples.placed.cores), key=min)
     assert OURS[0] not in samples.placed.cores
 
