@@ -60,9 +60,9 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
             given_up_s = 0.0 if answered else GENERATE_TIMEOUT_S
             if disagreement(outcome.trial_so_far(ctx, ctx.store.trial(action.trial_id))):
                 return
-        if given_up_s and not await becomes_idle(probe, level.engine, IDLE_WAIT_S + given_up_s):
-            if await level.hangs_at_prompts(cuts):
-                return
+        busy = given_up_s and not await becomes_idle(probe, level.engine, IDLE_WAIT_S + given_up_s)
+        if busy and await level.hangs_at_prompts(cuts):
+            return
         await _idle(probe, level, IDLE_WAIT_S)
         samples = await level.drive(probe)
         if level.client_hung and await level.death() is None:
@@ -231,10 +231,11 @@ class _Level:
     async def _load(self, model: str | None) -> Load | ForeignLoad:
         """The load of the level: from the server's own host where that can be, else through a port forwarded to it."""
         host, benchmark, reached = self.ctx.host, self.benchmark, (await self.ctx.reach()).url
+        cores = self.ctx.slot.client_cores
         if host.can_bench and benchmark.client == "autotuner" and not benchmark.dataset:
             self.load_from = ON_HOST.format(host=self.ctx.slot.host)
             longest = benchmark.model_copy(update={"seconds": EXTEND_MAX * benchmark.seconds})
-            return FarLoad(host, self.ctx.slot.place.url, reached, longest, self.action.level, model)
+            return FarLoad(host, self.ctx.slot.place.url, reached, longest, self.action.level, model, cores=cores)
         self.load_from = "" if host.here else FORWARDED.format(host=self.ctx.slot.host)
         return load_for(
             reached,
@@ -244,6 +245,7 @@ class _Level:
             longest_s=EXTEND_MAX * benchmark.seconds,
             launch=self._launches_before(),
             cache=self.ctx.settings.cache,
+            cores=cores if host.here else None,
         )
 
     def _launches_before(self) -> int:

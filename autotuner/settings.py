@@ -11,9 +11,10 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from autotuner.bench.benchmark import Benchmark, level_name
+from autotuner.bench.placement import AUTO, checked
 from autotuner.bench.records import ACCEPTED
 from autotuner.core.confirm import Noise
 from autotuner.core.objective import Objective
@@ -48,6 +49,7 @@ class Slot(_Strict):
 
     `secret_files` maps a variable to a file whose content the server gets as that variable; the value itself never
     enters the store, the journal or an argv. `drain_s` is how long requests on a server may take to end before it stops.
+    `client_cores` are the host's cores that the load client is bound to.
     """
 
     host: HostName = LOCAL
@@ -60,6 +62,7 @@ class Slot(_Strict):
     start_timeout_s: float = Field(default=1800.0, gt=0)
     stop_grace_s: float = Field(default=30.0, gt=0)
     drain_s: float = Field(default=30.0, ge=0)
+    client_cores: Annotated[str, AfterValidator(checked)] = AUTO
 
     @property
     def place(self) -> Place:

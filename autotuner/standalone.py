@@ -11,6 +11,7 @@ from autotuner.bench.export import Measured
 from autotuner.bench.goodput import figures_under
 from autotuner.bench.machine import machine_figures
 from autotuner.bench.measurement import GoodputLimits, LevelSamples, Progress
+from autotuner.bench.placement import AUTO
 from autotuner.bench.settling import settled
 from autotuner.edge import clock
 from autotuner.edge.load import Load
@@ -33,6 +34,7 @@ class Standalone:
     limits: GoodputLimits | None = None
     gpus: tuple[int, ...] | None = None
     cache: Path | None = None  # where the client keeps what it can take on this host
+    cores: str = AUTO  # those that the client is bound to
     measured: list[Measured] = field(default_factory=list)
     interrupted: bool = False
     failure: HostError | None = None
@@ -69,7 +71,7 @@ class Standalone:
         at = clock.utc_label()
         async with AsyncExitStack() as stack:
             machine = await stack.enter_async_context(MachineWatch(self.gpus)) if here else None
-            load = await stack.enter_async_context(self._loaded(level))
+            load = await stack.enter_async_context(self._loaded(level, here=here))
             self._load = load
             if self.interrupted:
                 load.stop()
@@ -88,8 +90,16 @@ class Standalone:
                 self.on_progress(level, message)
         return True
 
-    def _loaded(self, level: Level) -> Load:
-        return Load(self.url, self.benchmark, level, self.model, api_key=self.api_key, cache=self.cache)
+    def _loaded(self, level: Level, *, here: bool) -> Load:
+        return Load(
+            self.url,
+            self.benchmark,
+            level,
+            self.model,
+            api_key=self.api_key,
+            cache=self.cache,
+            cores=self.cores if here else None,
+        )
 
     def _keep(self, samples: LevelSamples, at: str, machine: MachineWatch | None) -> None:
         if self.benchmark.requests is None:

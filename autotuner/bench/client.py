@@ -20,7 +20,7 @@ from autotuner.bench.dialing import Dialer
 from autotuner.bench.hotloop import HotLoop
 from autotuner.bench.measurement import BIN_S, LevelSamples, Progress
 from autotuner.bench.meter import Meter, Record, quantiles_ms
-from autotuner.bench.pool import Pool, Prepared
+from autotuner.bench.pool import TOGETHER_S, Pool, Prepared
 from autotuner.bench.target import Target
 from autotuner.bench.workload import Workload
 from autotuner.edge.clock import monotonic_s
@@ -353,6 +353,7 @@ class LevelRun:
         """Pack what has ended, one a turn of the loop: when many end together, all have their next request out before."""
         while True:
             await self._has_ended.wait()
+            await asyncio.sleep(TOGETHER_S)
             self._has_ended.clear()
             while self._ended:
                 self._meter.archive(self._ended.popleft(), self._zero)

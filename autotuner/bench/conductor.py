@@ -44,6 +44,7 @@ class Conductor:
     processes: int
     busy_max: float
     on_progress: Callable[[Progress], None]
+    cores_of: Callable[[int], tuple[int, ...]] = lambda _: ()
     _parts: list[_Part] = field(default_factory=list)
     _untold: Counter[str] = field(default_factory=Counter)
     _warm: asyncio.Event = field(default_factory=asyncio.Event)
@@ -86,7 +87,8 @@ class Conductor:
     async def _started(self, number: int) -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*self.command, stdin=pipe, stdout=pipe, limit=LINE_BYTES_MAX)
-        await self._say(process, {**self.order, "shard": number, "shards": self.processes})
+        own = {"shard": number, "shards": self.processes, "bind": self.cores_of(number)}
+        await self._say(process, {**self.order, **own})
         return process
 
     async def _say(self, process: asyncio.subprocess.Process, document: dict[str, Any]) -> None:

@@ -89,10 +89,11 @@ class Connection:
 
         Returns whether that ended a request, so that somebody waits to go on.
         """
-        if not self._is_one_token(data):
+        is_one_token, add = self._is_one_token, self._add
+        if not is_one_token(data):
             return self._received_else(data, at, now)
         self._latest = data
-        self._add(at)
+        add(at)
         self._reads = reads = self._reads + 1
         if not reads % DELAY_EVERY:
             self._read_delays.append(now - at)
@@ -106,7 +107,7 @@ class Connection:
             self.drop()  # nothing was asked: an answer now would be taken for that of the next request
             return False
         self._read_delays.append(now - at)
-        tokens = 0
+        tokens, over = 0, record.end is not None
         try:
             while data:
                 pieces, used = answer.leading_tokens(data)
@@ -125,6 +126,8 @@ class Connection:
         record.add(at, tokens)
         if answer.complete:
             self._end(at, *self._verdict(None))
+        elif record.end is not None and not over:
+            self._wind_up()
         return record.end is not None  # also where only a timer was set, which the loop must hear of
 
     def _note_texts(self, events: list[bytes], record: Record) -> int:
@@ -158,19 +161,16 @@ class Connection:
 
     def _sort_textless(self, data: bytes, record: Record, at: float) -> None:
         if data == DONE:
-            self._done = True
-            self._wind_up(record, at)
+            self._done, record.end = True, at
         if has_usage(data):
             self._usage, self._final = data, True
         if has_finish(data):
             self._final = True
         if has_error(data) and (message := error_message(data)) is not None:
-            record.error, record.detail = ERROR_IN_200, message
-            self._wind_up(record, at)
+            record.error, record.detail, record.end = ERROR_IN_200, message, at
 
-    def _wind_up(self, record: Record, at: float) -> None:
+    def _wind_up(self) -> None:
         """All that matters has come; what HTTP still owes must not hold the stream up for long."""
-        record.end = at
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(GRACE_S, self._expire)
@@ -193,7 +193,7 @@ class Connection:
         record.end = now if record.end is None else record.end
         record.error, record.detail = (record.error, record.detail) if record.error else (error, detail)
         # Some servers send running counts with every event; then the latest text event has the right ones.
-        record.read_usage(self._usage or event_data(self._latest))
+        record.said = self._usage or event_data(self._latest)
         if not future.done():
             future.set_result(None)
 

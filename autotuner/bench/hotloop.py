@@ -17,13 +17,14 @@ Reader = Callable[[float], bool]  # given the time at which epoll returned, read
 
 _PRECISE_BELOW_S = 0.05  # epoll waits in whole milliseconds; shorter waits than this are worth a second system call
 _EVENTS_MAX = 4096
-GATHER_S = (
-    0.0005  # a request that ends may wait so long for its reader: half of it on average, which is said as lateness
-)
+# A request that ends may wait so long for its reader: half of it on average, which is said as lateness.
+GATHER_S = 0.001
 _MANY_PER_S = 4000  # below this rate of events single wake-ups are cheap enough
-_TOO_MANY_PER_S = 40_000  # above it wake-ups bring many events by themselves, and there is no time to lose
-_LOOK_EVENTS = 256
-_BATCH_ENOUGH = 16  # events a wake-up brings by itself at high rates
+_LOOK_EVENTS = 512
+_STREAMS_OF_EVENTS = 128  # so many of these are enough to see of how many streams they are
+_OF_A_GAP = 0.25  # a pause is no longer than this share of the time between two events of a stream
+_EVENTS_LEAST = 8  # that requests have on average
+_BATCH_ENOUGH = 24  # events that a wake-up should bring: then it costs little beside them
 
 
 class HotSelector(selectors.BaseSelector):
@@ -38,9 +39,10 @@ class HotSelector(selectors.BaseSelector):
         self.gather = (
             False  # readers know from the kernel when bytes came, so that reading them a moment later costs no truth
         )
-        self._events = 0
+        self._events = self._ended = 0
+        self._fds: set[int] = set()
         self._events_since = monotonic_s()
-        self._many = False
+        self._pause_s = 0.0  # how long to gather now
 
     def add_hot(self, fd: int, reader: Reader) -> None:
         """Call `reader` whenever `fd` can be read or has ended."""
@@ -56,32 +58,42 @@ class HotSelector(selectors.BaseSelector):
         """Read hot sockets until the loop has something to do or `timeout` seconds are over; return what else is ready."""
         reader_of, poll = self._readers.get, self._epoll.poll
         until = None if timeout is None else monotonic_s() + timeout
-        wake = False
         while True:
             ready = self._poll(timeout, poll)
             now = monotonic_s()
+            ended = 0
             for fd, _ in ready:
                 reader = reader_of(fd)  # one dropped by another in this very batch has none
                 if reader is not None and reader(now):
-                    wake = True
-            if wake:
+                    ended += 1
+            if ended:
+                self._ended += ended
                 return self._slow.select(0)
-            if self.gather:
-                self._gather(len(ready), now)
+            if self.gather and (pause_s := self._to_gather(ready, now)):
+                pause(pause_s if until is None else min(pause_s, max(0.0, until - now)))
+                now = monotonic_s()
             if until is not None:
                 timeout = until - now
                 if timeout <= 0:
                     return []
 
-    def _gather(self, events: int, now: float) -> None:
-        """Where many small batches come, let the next one grow: a wake-up costs more than the few events that it brings."""
-        self._events += events
+    def _to_gather(self, ready: list[tuple[int, int]], now: float) -> float:
+        """Given what just came, return for how long the next batch may grow: a wake-up costs more than the few events in it.
+
+        A client that has no time to lose finds large batches, and does not pause. Two events of one stream must not meet in a
+        read, and of requests with few events the pause before the next one would be too much of their time.
+        """
+        if self._events < _STREAMS_OF_EVENTS:
+            self._fds.update([fd for fd, _ in ready])
+        self._events += len(ready)
         if self._events >= _LOOK_EVENTS:
             rate = self._events / max(1e-9, now - self._events_since)
-            self._many = _MANY_PER_S < rate < _TOO_MANY_PER_S
-            self._events, self._events_since = 0, now
-        if self._many and 0 < events < _BATCH_ENOUGH:
-            pause(GATHER_S)
+            worth = rate > _MANY_PER_S and self._events > _EVENTS_LEAST * self._ended
+            wanted = min(_BATCH_ENOUGH, len(self._fds) * _OF_A_GAP)
+            self._pause_s = min(GATHER_S, wanted / rate) if worth else 0.0
+            self._events, self._events_since, self._ended = 0, now, 0
+            self._fds.clear()
+        return self._pause_s if 0 < len(ready) < _BATCH_ENOUGH else 0.0
 
     def _poll(self, timeout: float | None, poll: Callable[..., list[tuple[int, int]]]) -> list[tuple[int, int]]:
         if timeout is None:

@@ -12,7 +12,7 @@ from pydantic import Field
 from autotuner.bench.benchmark import Level, LoadKind, level_name
 from autotuner.bench.latency import clustered, summary
 from autotuner.bench.samples import BIN_S, LevelSamples, Progress, RequestSample, Values, steady_gaps_us
-from autotuner.bench.selfcheck import blurred, client_limit
+from autotuner.bench.selfcheck import blurred, client_limit, shared
 from autotuner.core.statistics import Interval, confidence_sequence, mean_interval, quantile, t95
 
 __all__ = [
@@ -64,6 +64,8 @@ class Figures(Values):
     their intended time an open loop's requests went out. `client_note` says what is left out because the client was late,
     `prompts_said` what the lengths of synthetic prompts rest on. `load_from` says which way the load came to a server on
     another machine than the daemon's. `unsettled_s` is what was left out of the steady part because the rate rose after it.
+    `client_cores` are those that the client was bound to, `client_placed` says why these,
+    `client_shared` what it took of the cores that the server may use; that is empty where it was next to nothing.
     """
 
     concurrency: Level
@@ -91,6 +93,9 @@ class Figures(Values):
     prompts_said: str = ""
     load_from: str = ""
     unsettled_s: float = 0.0
+    client_cores: tuple[int, ...] = ()
+    client_placed: str = ""
+    client_shared: str = ""
     void: str = ""
     drift_ratio: float | None = None
     goodput_limits: GoodputLimits | None = None
@@ -172,6 +177,9 @@ def figures(samples: LevelSamples, *, ignore_eos: bool = False) -> Figures:
         client_note=blurred(samples),
         prompts_said=samples.prompts_said,
         unsettled_s=samples.unsettled_s,
+        client_cores=samples.placed.cores if samples.placed else (),
+        client_placed=samples.placed.said if samples.placed else "",
+        client_shared=shared(samples),
         void=limit if seconds > 0 else "the load ended before its steady part began",
         drift_ratio=_drift(samples, seconds, per_event, request_s),
         answered_req_s=answered.mean if answered else None,

@@ -40,6 +40,7 @@ class Record:
     error: str = ""
     detail: str = ""  # what the server said about the error
     cut: bool = False
+    said: bytes = b""  # the data of the event that has the token counts, until they are read from it
     heard: list[bytes] | None = None  # the events with text, where the answer itself is needed
 
     def add(self, at: float, count: int) -> None:
@@ -51,8 +52,9 @@ class Record:
         elif count:
             self.times.append(at)
 
-    def read_usage(self, event: bytes) -> None:
-        """Given the data of an event with token counts, take them over; what makes no sense stays unknown."""
+    def read_usage(self) -> None:
+        """Take over the token counts of what the server said; what makes no sense stays unknown."""
+        event, self.said = self.said, b""
         try:
             usage = json.loads(event)["usage"]
             details = usage.get("prompt_tokens_details") or {}
@@ -128,6 +130,8 @@ class Meter:
 
     def archive(self, record: Record, zero: float) -> None:
         """Given a record that is over, take its counts and pack its times; it has none afterwards."""
+        if record.said:
+            record.read_usage()  # not as soon as it ends: its stream goes on first
         times = record.times
         record.first, record.events = times[0] if times else None, len(times)
         self._records.append(record)

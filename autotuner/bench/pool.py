@@ -10,6 +10,9 @@ from autotuner.bench.workload import Ask, Workload
 from autotuner.edge.clock import sleep
 
 POOL_BYTES = 64 * 1024 * 1024
+TOGETHER_S = (
+    0.03  # streams that began together end together, and so long it may take until all have their next request out
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +68,11 @@ class Pool:
             await sleep(0)
 
     async def keep_full(self) -> None:
-        """Refill whenever one was taken, for ever."""
+        """Refill whenever some were taken, for ever; while there are plenty not at once, for others may be about to be sent."""
         while True:
             await self._wanted.wait()
+            if len(self._ready) > self._size // 2:
+                await sleep(TOGETHER_S)
             self._wanted.clear()
             await self.fill(self._size)
 

@@ -72,6 +72,24 @@ class Progress(Values):
     waits: bool = False  # warm, and waiting to be told when the steady part begins
 
 
+class Placement(Values):
+    """Where a load client ran: the cores it was bound to, none if it was not bound, and why, in a sentence.
+
+    With `one_each` every process of it had one of them, in their order; else all had all. `shares` tells whether the server may
+    use a core that the client may use, None where that is not known; `server_cores` is how many the server may use.
+    """
+
+    cores: tuple[int, ...] = ()
+    one_each: bool = True
+    shares: bool | None = None
+    server_cores: int | None = None
+    said: str
+
+    def cores_of(self, number: int) -> tuple[int, ...]:
+        """Given which process of the client it is, return its cores; none if it is not bound."""
+        return self.cores[number : number + 1] if self.one_each else self.cores
+
+
 class LevelSamples(Values):
     """Everything one level measured. `bins` counts token events per BIN_S from steady_from_s on.
 
@@ -88,6 +106,7 @@ class LevelSamples(Values):
     `held_back` tells that requests of an open loop did not always go out when due, because as many as allowed were in flight.
     `prompts_said` tells in a sentence what the lengths of synthetic prompts rest on. `unsettled_s` is how much of
     what was taken for the steady part is not in it any more, because the rate rose after it; its events are in `gaps` alone.
+    `placed` tells on which cores the client ran.
     """
 
     kind: Literal["samples"] = "samples"
@@ -113,6 +132,7 @@ class LevelSamples(Values):
     held_back: bool = False
     prompts_said: str = ""
     unsettled_s: float = 0.0
+    placed: Placement | None = None
 
     @property
     def open_loop(self) -> bool:

@@ -14,6 +14,9 @@ MERGED_RATIO_MAX = 0.05
 BUSY_RATIO_MAX = 0.9
 LAG_MS_MAX = 20.0  # only where the kernel gave no receive times, and the reads' own have to do
 LATE_RATIO_MAX = 0.05  # of the mean TTFT
+# What the client took from a server by sharing its cores: less is not worth a word in an entry.
+TAKEN_RATIO_MAX = 0.02
+WAITED_RATIO_MAX = 0.05
 
 
 def client_limit(samples: LevelSamples) -> str:
@@ -45,6 +48,19 @@ def blurred(samples: LevelSamples) -> str:
     if samples.merged_ratio <= MERGED_RATIO_MAX or not late:
         return ""
     return f"ITL is not known: the client was late, and {100 * samples.merged_ratio:.0f} % of the events shared a read"
+
+
+def shared(samples: LevelSamples) -> str:
+    """Given a level's samples, say what the client took of cores that the server may use; empty where it is next to nothing."""
+    placed = samples.placed
+    if placed is None or not placed.shares or not placed.server_cores:
+        return ""
+    taken = samples.cpu_ratio * samples.processes / placed.server_cores
+    if taken <= TAKEN_RATIO_MAX and samples.waited_ratio <= WAITED_RATIO_MAX:
+        return ""
+    waited = f", and waited for a core {100 * samples.waited_ratio:.0f} % of the time"
+    waited = waited if samples.waited_ratio > WAITED_RATIO_MAX else ""
+    return f"{placed.said}; it took {100 * taken:.0f} % of the cores that the server may use{waited}"
 
 
 def _late(samples: LevelSamples) -> str:

@@ -14,6 +14,7 @@ _BODY_MAX = 65_536  # of a body that is not a stream: enough for any error messa
 _NO_BODY = frozenset({204, 304})
 _QUOTE = b'"'
 _QUOTE_BYTE = _QUOTE[0]
+_LINE_END = b"\n"[0]
 
 DONE = b"[DONE]"
 
@@ -35,6 +36,8 @@ def text_key(event: bytes) -> tuple[int, bytes] | None:
 
     An empty text says that nothing was generated yet.
     """
+    if not (b'text"' in event or b'content"' in event or b'reasoning"' in event):
+        return None  # three looks instead of eight, and most of what comes here has none of them
     for key in _KEYS:
         at = event.find(key)
         if at >= 0 and not event.startswith(_QUOTE, at + len(key)):
@@ -89,6 +92,7 @@ def _opening(size: int) -> bytes:
 
 _OPENINGS_MAX = 4_096
 _OPENINGS = tuple(_opening(size) for size in range(_OPENINGS_MAX))
+_SIZE_LINE_MAX = 5  # bytes of the line before such a chunk
 _EVENT_END = b"\n\n\r\n"  # of a chunk that is one event
 _SIZES = {b"%x\r" % size: size for size in range(1, _OPENINGS_MAX)}
 
@@ -127,7 +131,10 @@ class Answer:
             not self._between
             or size >= _OPENINGS_MAX
             or not data.startswith(_OPENINGS[size])  # a chunk of just this size, which begins with `data: {`
-            or data.find(b"\n\n") != size - 4  # behind it comes the chunk's own line end
+            # The first line end behind that of the chunk's size ends the event, and the chunk's own comes after another: so it
+            # is one line and one event. To look for one byte takes a third of the time that looking for two takes.
+            or data.find(b"\n", _SIZE_LINE_MAX) != size - 4
+            or data[-3] != _LINE_END
         ):
             return False
         key, at = self._key, self._key_at
@@ -151,7 +158,7 @@ class Answer:
         found, used = 0, 0
         for piece in pieces:
             size = len(piece) + len(_EVENT_END)
-            if size >= _OPENINGS_MAX or not piece.startswith(_OPENINGS[size]) or b"\n\n" in piece:
+            if size >= _OPENINGS_MAX or not piece.startswith(_OPENINGS[size]) or piece.find(b"\n", _SIZE_LINE_MAX) >= 0:
                 break
             if not piece.startswith(self._key, self._key_at):
                 place = text_key(piece)

@@ -100,8 +100,10 @@ class PlainWire:
 
     def _read(self, now: float) -> bool:
         """One read; this is the hot path."""
+        # What is called here is an attribute, and calling it as one would look for a method first, at length.
+        recvmsg, received = self._recvmsg, self._received
         try:
-            data, ancillary, _, _ = self._recvmsg(READ_BYTES, _ANCILLARY_BYTES)
+            data, ancillary, _, _ = recvmsg(READ_BYTES, _ANCILLARY_BYTES)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -125,7 +127,7 @@ class PlainWire:
                 at = last
         # A read that was not full took all there was: whatever is read next arrived after it.
         self._last = at if at > now or len(data) == READ_BYTES else now
-        return self._received(data, at, now)
+        return received(data, at, now)
 
     def send(self, data: bytes) -> None:
         """Send all of it, as fast as the server takes it. Where that fails, `lost` hears of it once all that came is read."""

@@ -16,6 +16,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,23 +25,29 @@ from autotuner.bench.client import LevelRun
 from autotuner.bench.conductor import Conductor
 from autotuner.bench.hotloop import HotLoop
 from autotuner.bench.measurement import LevelSamples, Progress, itl_table
+from autotuner.bench.placement import OFF
+from autotuner.bench.samples import Placement
 from autotuner.bench.target import Target
 from autotuner.bench.words import Words
 from autotuner.bench.workload import Workload
 from autotuner.core.redact import one_line
 from autotuner.edge.clock import monotonic_s
+from autotuner.edge.cores import ClientCores, bind
 from autotuner.edge.datasets import load_records
 from autotuner.errors import InvalidInput
 
 _PR_SET_PDEATHSIG = 1
 _STOPPERS = (signal.SIGTERM, signal.SIGINT)
+# Of an order, and not for all processes alike.
+_OWN = {"processes", "processes_max", "cores", "shard", "shards", "bind"}
 
 
 class Order(BaseModel):
     """What to run: the line that the worker reads.
 
     A level is carried by one process until it turns out in its warm-up that one is more than `busy_max` busy; then by twice as
-    many, up to `processes_max`. `shard` and `shards` are for the processes among themselves.
+    many, up to `processes_max`. `cores` says which cores the client is to be bound to (`placement.place`), None that the server
+    is on another machine. `shard`, `shards` and `bind` are for the processes among themselves.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -55,8 +62,10 @@ class Order(BaseModel):
     busy_max: float = Field(default=0.6, ge=0.0)
     capacity_tok_s: float | None = None
     words: Words | None = None
+    cores: str | None = OFF
     shard: int = 0
     shards: int = Field(default=0, ge=0)
+    bind: tuple[int, ...] = ()
 
 
 def command() -> tuple[str, ...]:
@@ -116,6 +125,9 @@ class _Level:
     def __init__(self, order: Order, on_progress: Callable[[Progress], None]) -> None:
         self._order = order
         self._on_progress = on_progress
+        url = urlsplit(order.url)
+        self._cores = ClientCores(order.cores, url.port or (443 if url.scheme == "https" else 80))
+        self._placed = self._own_place()
         self._load: LevelRun | Conductor = self._own_load()
         self._begin_at: asyncio.Future[float] | None = None
         self._read = b""
@@ -140,7 +152,7 @@ class _Level:
         # The load is over: a stop that comes now must not keep its samples from being written.
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPERS)
         known = {"capacity_tok_s": order.capacity_tok_s, "prompts_said": order.words.said if order.words else ""}
-        measured = samples.model_copy(update=known)
+        measured = samples.model_copy(update={**known, "placed": self._placed})
         if order.shards:
             return measured
         return measured.model_copy(update={"itl_ms": itl_table(measured)})
@@ -165,12 +177,23 @@ class _Level:
         return max(1, min(self._order.processes_max, *known))
 
     async def _together(self, processes: int) -> LevelSamples | None:
-        order = self._order.model_dump(mode="json", exclude={"processes", "processes_max", "shard", "shards"})
+        self._placed = self._cores.take(processes)
+        order = self._order.model_dump(mode="json", exclude=_OWN)
         busy_max = self._order.busy_max if processes < self._processes_max else float("inf")
-        self._load = Conductor(command(), order, processes, busy_max, self._on_progress)
+        self._load = Conductor(command(), order, processes, busy_max, self._on_progress, self._placed.cores_of)
         if self._stopped:
             self._load.stop()
         return await self._load.run()
+
+    def _own_place(self) -> Placement | None:
+        """Bind this process before it has any thread; one of several is told its cores."""
+        order = self._order
+        if not order.shards:
+            return self._cores.take(1) if order.processes == 1 else None
+        if order.bind:
+            with contextlib.suppress(OSError):  # then it keeps those that are its parent's: all of the client's
+                bind(order.bind)
+        return None
 
     def _own_load(self) -> LevelRun:
         order = self._order

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from autotuner.bench.benchmark import Benchmark, level_name
 from autotuner.bench.export import FORMATS, Measured, exported
 from autotuner.bench.measurement import GoodputLimits
+from autotuner.bench.placement import checked
 from autotuner.cli.benchtable import levels_table
 from autotuner.cli.common import json_option, print_json, user_cache
 from autotuner.cli.exporting import write
@@ -48,6 +49,13 @@ def _limits(_: click.Context, __: click.Parameter, value: str | None) -> Goodput
         raise click.BadParameter(
             f"{value!r} is no limit like ttft:500,tpot:50 (milliseconds; one of the two is enough)"
         ) from None
+
+
+def _cores(_: click.Context, __: click.Parameter, value: str) -> str:
+    try:
+        return checked(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @click.command()
@@ -86,6 +94,13 @@ def _limits(_: click.Context, __: click.Parameter, value: str | None) -> Goodput
     "--gpus", callback=_numbers, metavar="I,…", help="GPUs to watch, where the server is on this machine. [all]"
 )
 @click.option(
+    "--client-cores",
+    callback=_cores,
+    default="auto",
+    metavar="C",
+    help="Cores that the client is bound to: auto, off, or numbers like 4-7. [auto]",
+)
+@click.option(
     "--csv", "csv_file", type=click.Path(dir_okay=False), metavar="FILE", help="One line a request, to a file."
 )
 @click.option("-o", "--output", type=click.Path(dir_okay=False), metavar="FILE", help="The results, to a file.")
@@ -118,7 +133,15 @@ def bench(ctx: click.Context, /, **given: Any) -> None:
 
     with LiveLevels(benchmark) as live:
         run = Standalone(
-            root, benchmark, model, live.show, api_key=key, limits=given["limits"], gpus=gpus, cache=user_cache()
+            root,
+            benchmark,
+            model,
+            live.show,
+            api_key=key,
+            limits=given["limits"],
+            gpus=gpus,
+            cache=user_cache(),
+            cores=given["client_cores"],
         )
         signal_number = asyncio.run(_until_done(run))
     _write_files(run.measured, given)
@@ -207,6 +230,7 @@ def _data(run: Any) -> dict[str, Any]:
                 "at": level.at,
                 "figures": level.figures.model_dump(mode="json"),
                 "machine": level.machine.model_dump(mode="json") if level.machine else None,
+                "client": level.samples.placed.model_dump(mode="json") if level.samples.placed else None,
                 "remarks": level_remarks(level.figures, run.benchmark),
             }
             for level in run.measured

@@ -25,6 +25,8 @@ def requests_remarks(f: Figures) -> list[str]:
         )
     if f.load_from:
         found.append(f.load_from)
+    if f.client_shared:
+        found.append(f.client_shared)
     return found
 
 
@@ -37,6 +39,8 @@ def level_remarks(f: Figures, benchmark: Benchmark) -> list[str]:
     """Given a level's figures and its benchmark, return all that is to be said of it beside the table."""
     found = [f"void: {f.void}"] if f.void else []
     found += requests_remarks(f)
+    if f.client_placed and not f.client_shared:
+        found.append(f.client_placed)
     if f.client_note:
         found.append(f.client_note)
     if f.requests_retried:

@@ -16,6 +16,7 @@ from typing import Any
 
 from autotuner.bench import worker
 from autotuner.bench.benchmark import Benchmark
+from autotuner.bench.placement import AUTO
 from autotuner.bench.samples import LevelSamples, read_message
 from autotuner.edge import reaping
 from autotuner.edge.files import write_atomically
@@ -27,18 +28,19 @@ LIMIT_S = 15.0
 LINE_BYTES_MAX = 64 << 20
 
 
-async def capacity_tok_s(cache: Path | None) -> float | None:
+async def capacity_tok_s(cache: Path | None, cores: str | None = AUTO) -> float | None:
     """Return how many events a second a core of this host takes; None where that cannot be measured.
 
-    The answer is kept in `cache`, by host, Python and release. It takes about 2 s where it is not there.
+    `cores` says which cores the client is bound to, as in a level, since not all of a machine need be alike. The answer is kept
+    in `cache`, by host, Python, release and these cores. It takes about 2 s where it is not there.
     """
-    path = cache / f"client-{_key()}.json" if cache is not None else None
+    path = cache / f"client-{_key(cores)}.json" if cache is not None else None
     if path is not None and (known := _read(path)) is not None:
         return known
     found = None
     with contextlib.suppress(TimeoutError, OSError, ValueError, RuntimeError):
         async with asyncio.timeout(LIMIT_S):
-            found = await _measure()
+            found = await _measure(cores)
     if path is not None and found is not None:
         with contextlib.suppress(OSError):  # a cache that cannot be written to only means that it is measured again
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +48,7 @@ async def capacity_tok_s(cache: Path | None) -> float | None:
     return found
 
 
-async def _measure() -> float | None:
+async def _measure(cores: str | None) -> float | None:
     pipe = asyncio.subprocess.PIPE
     argv = (sys.executable, "-m", "autotuner.bench.nullserver", str(TTFT_MS), str(ITL_MS))
     server = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe)
@@ -57,7 +59,7 @@ async def _measure() -> float | None:
         order = {"url": f"http://127.0.0.1:{port}", "benchmark": BENCHMARK.model_dump(mode="json")}
         if client.stdin is None:
             return None
-        client.stdin.write(json.dumps({**order, "concurrency": CONCURRENCY}).encode() + b"\n")
+        client.stdin.write(json.dumps({**order, "concurrency": CONCURRENCY, "cores": cores}).encode() + b"\n")
         while True:
             message = read_message(await _line(client))
             if isinstance(message, LevelSamples):
@@ -81,13 +83,13 @@ def _capacity(samples: LevelSamples) -> float | None:
     return round(events / seconds / samples.cpu_ratio) if seconds > 0 and samples.cpu_ratio > 0 and events else None
 
 
-def _key() -> str:
-    """What the capacity depends on: this host's processor and kernel, Python, and our own release."""
+def _key(cores: str | None = AUTO) -> str:
+    """What the capacity depends on: this host's processor and kernel, which of its cores, Python, and our own release."""
     try:
         own = version("autotunerd")
     except PackageNotFoundError:
         own = ""
-    seen = (platform.node(), platform.machine(), platform.release(), _processor(), sys.version, own)
+    seen = (platform.node(), platform.machine(), platform.release(), _processor(), cores, sys.version, own)
     return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:16]
 
 

@@ -15,6 +15,7 @@ from autotuner.bench import foreign
 from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.bench.imported import imported
 from autotuner.bench.measurement import LevelSamples, Progress
+from autotuner.bench.placement import AUTO
 from autotuner.edge import clock, leash, reaping
 from autotuner.edge.load import Load
 from autotuner.errors import HostError
@@ -179,12 +180,15 @@ def load_for(
     longest_s: float,
     launch: int,
     cache: Path | None,
+    cores: str | None = AUTO,
 ) -> Load | ForeignLoad:
     """Return the load of a level by the benchmark's client; our own may run up to `longest_s` until it is stopped.
 
-    `cache` is the folder where it keeps what this host can take. `launch` is how many launches of the candidate were
+    `cache` is the folder where it keeps what this host can take, `cores` are those it is bound to, as of `Load`;
+    others are bound to none. `launch` is how many launches of the candidate were
     measured before: see `foreign.seed_of`.
     """
     if benchmark.client == "autotuner":
-        return Load(url, benchmark.model_copy(update={"seconds": longest_s}), level, model, cache=cache)
+        longest = benchmark.model_copy(update={"seconds": longest_s})
+        return Load(url, longest, level, model, cache=cache, cores=cores)
     return ForeignLoad(url, benchmark, level, model, launch=launch)

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from autotuner import log
 from autotuner.bench import deadline, worker
 from autotuner.bench.benchmark import Benchmark, Level
+from autotuner.bench.placement import AUTO
 from autotuner.bench.samples import LevelSamples, Progress, read_message
 from autotuner.edge import clock, reaping
 from autotuner.edge.calibration import capacity_tok_s
@@ -33,7 +34,8 @@ SAID_S = 5.0  # for the last words of a worker that has ended
 class Load:
     """One level's load, driven by a process of its own so that the daemon's loop never competes with it.
 
-    `cache` is a folder: what the client can take on this host is kept there, and measured first where it is not.
+    `cache` is a folder: what the client can take on this host is kept there, and measured first where it is not. `cores` says
+    which cores the client is bound to, None that the server is on another machine than the client.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Load:
         api_key: str | None = None,
         cache: Path | None = None,
         processes_max: int | None = None,
+        cores: str | None = AUTO,
     ) -> None:
         self._job: dict[str, Any] = {
             "url": url,
@@ -54,6 +57,7 @@ class Load:
             "model": model,
             "api_key": api_key,
             "processes_max": processes_max or usual_processes_max(),
+            "cores": cores,
         }
         self.void = ""  # what our own client has to say against a level is in its samples, unless it hung
         self.hung = False
@@ -65,7 +69,7 @@ class Load:
 
     async def __aenter__(self) -> Self:
         if self._cache is not None:
-            self._job["capacity_tok_s"] = await capacity_tok_s(self._cache)
+            self._job["capacity_tok_s"] = await capacity_tok_s(self._cache, self._job["cores"])
         if not self._benchmark.dataset or self._benchmark.load == "trace":
             words = await words_for(self._job["url"], self._benchmark, self._job["model"], self._job["api_key"])
             self._job["words"] = words.model_dump(mode="json")

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Self
 
 from autotuner.bench.benchmark import Benchmark, Level
+from autotuner.bench.placement import AUTO
 from autotuner.bench.samples import LevelSamples, Progress
 from autotuner.edge.host import Host
 from autotuner.edge.load import PROCESSES_MAX, Load
@@ -17,13 +18,22 @@ CLOSE_S = 10.0  # a connection that is gone does not answer
 class FarLoad(Load):
     """One level's load from `host` itself to a server that listens there at `url`; `reached` is where we reach it.
 
-    What the client can take there is not measured, so a level of more than a core's worth is known by its harm alone.
+    What the client can take there is not measured, so a level of more than a core's worth is known by its harm alone. `cores`
+    are that host's.
     """
 
     def __init__(
-        self, host: Host, url: str, reached: str, benchmark: Benchmark, level: Level, model: str | None
+        self,
+        host: Host,
+        url: str,
+        reached: str,
+        benchmark: Benchmark,
+        level: Level,
+        model: str | None,
+        *,
+        cores: str = AUTO,
     ) -> None:
-        super().__init__(reached, benchmark, level, model)
+        super().__init__(reached, benchmark, level, model, cores=cores)
         self._host = host
         self._url = url
 

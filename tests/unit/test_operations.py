@@ -210,6 +210,7 @@ def test_a_reload_takes_what_the_next_start_or_stop_uses_and_names_what_needs_a_
         "start_timeout_s": 3,
         "secret_files": {"KEY": "/k"},
         "benchmark": "default",
+        "client_cores": "off",
     }
     assert needs_restart(old, settings(tmp_path, 8000, **tunable)) == ()
     assert needs_restart(old, settings(tmp_path, 8001, gpus=[1])) == ("slots.a.port", "slots.a.gpus")

@@ -130,6 +130,8 @@ def test_a_short_file_is_enough(tmp_path: Path) -> None:
         ("level = 128", 'level = 128\n[[window]]\nfrom = "25:00"\nuntil = "08:00"', "autotuner.toml:25: window[0].from: string should match"),
         ("level = 128", 'level = 128\n[[window]]\nfrom = "22:00"', "autotuner.toml:24: window[0].until: is missing"),
         ("gpus = [2]", 'gpus = [2]\nsecret_files = { "A-B" = "/x" }', "autotuner.toml:11: slots.other.secret_files.A-B: is no variable name"),
+        ("gpus = [2]", 'gpus = [2]\nclient_cores = "last"',
+         "autotuner.toml:11: slots.other.client_cores: 'last' names no cores; accepted: \"auto\", \"off\""),
         ("[slots.kimi]", '[slots."a b"]', "autotuner.toml:3: slots.a b: string should match pattern"),
         ('state_dir = "state"', "state_dir = ", "autotuner.toml:1: not valid TOML"),
     ],

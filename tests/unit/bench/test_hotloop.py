@@ -4,11 +4,16 @@ import asyncio
 import os
 import socket
 from collections.abc import Coroutine, Iterator
+from itertools import cycle
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from autotuner.bench.hotloop import HotLoop, unwatch, watch
+from autotuner.bench import hotloop
+from autotuner.bench.hotloop import GATHER_S, HotLoop, HotSelector, unwatch, watch
+from autotuner.edge.clock import monotonic_s
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
@@ -139,6 +144,54 @@ def test_no_wait_ends_before_its_time(precise: bool) -> None:
             assert loop.time() - began >= seconds - 1e-6
 
     run(work())
+
+
+def gathered(*, streams: int, per_s: float, batch: int = 4, ended: int = 0) -> float:
+    """For how long a selector pauses after many such events, so many at a time; `ended` requests end within a look."""
+    hot = HotSelector()
+    try:
+        fds, now, pause_s = cycle(range(100, 100 + streams)), monotonic_s(), 0.0
+        for _ in range(400):
+            now += batch / per_s
+            hot._ended = ended
+            pause_s = hot._to_gather([(next(fds), 1) for _ in range(batch)], now)
+        return pause_s
+    finally:
+        hot.close()
+
+
+def test_wake_ups_are_gathered_where_many_bring_few_events() -> None:
+    assert gathered(streams=128, per_s=20_000) == pytest.approx(GATHER_S)
+    assert gathered(streams=128, per_s=86_000) == pytest.approx(24 / 86_000, rel=0.05), "until they bring enough"
+    assert gathered(streams=128, per_s=20_000, batch=30) == 0, "they do by themselves"
+    assert gathered(streams=128, per_s=1_000) == 0, "there are few of them"
+    assert gathered(streams=128, per_s=20_000, ended=80) == 0, (
+        "requests end so often that their next ones would be late"
+    )
+
+
+@given(st.integers(1, 300), st.floats(100.0, 1e6), st.integers(1, 40))
+def test_two_events_of_one_stream_do_not_meet_because_wake_ups_are_gathered(
+    streams: int, per_s: float, batch: int
+) -> None:
+    pause_s = gathered(streams=streams, per_s=per_s, batch=batch)
+    assert pause_s <= min(GATHER_S, 0.26 * streams / per_s)
+
+
+def test_a_timer_is_not_late_because_wake_ups_are_gathered(
+    pairs: list[tuple[socket.socket, socket.socket]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused: list[float] = []
+    monkeypatch.setattr(hotloop, "pause", paused.append)
+    monkeypatch.setattr(HotSelector, "_to_gather", lambda *_: 60.0)
+    hot = HotSelector()
+    hot.gather = True
+    ours, theirs = pairs[0]
+    hot.add_hot(ours.fileno(), lambda _: bool(ours.recv(9)) and False)
+    theirs.send(b"x")
+    hot.select(0.05)
+    hot.close()
+    assert 0 <= paused[0] <= 0.05
 
 
 def test_on_any_other_loop_sockets_are_read_too(pairs: list[tuple[socket.socket, socket.socket]]) -> None:

@@ -102,8 +102,8 @@ def test_a_level_that_is_stopped_before_its_steady_part_has_no_bins() -> None:
 
 @pytest.mark.parametrize("said", [b"", b"[1]", b'{"usage":3}', b"[" * 100_000, b'{"usage":{"completion_tokens":"x"}}'])
 def test_usage_that_makes_no_sense_stays_unknown(said: bytes) -> None:
-    made = record([])
-    made.read_usage(said)
+    made = record([], said=said)
+    made.read_usage()
     assert made.output_tokens is None
 
 

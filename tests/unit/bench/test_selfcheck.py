@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotuner.bench.measurement import LevelSamples, RequestSample
-from autotuner.bench.selfcheck import blurred, client_limit
+from autotuner.bench.samples import Placement
+from autotuner.bench.selfcheck import blurred, client_limit, shared
 
 
 def level(**fields: Any) -> LevelSamples:
@@ -58,6 +59,32 @@ def test_events_that_shared_a_read_blur_itl_only_where_the_client_was_late() -> 
     late = level(merged_ratio=0.9, lag_p99_ms=30.0, itl_ms={"p50": 10.0})
     assert "90 % of the events shared a read" in blurred(late)
     assert client_limit(late) == "", "its other figures hold"
+
+
+ROAMS = Placement(shares=True, server_cores=4, said="the load client was not pinned")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"placed": ROAMS, "cpu_ratio": 0.5},
+            "the load client was not pinned; it took 12 % of the cores that the server may use",
+        ),
+        ({"placed": ROAMS, "cpu_ratio": 0.5, "processes": 2}, "it took 25 % of the cores"),
+        ({"placed": ROAMS, "cpu_ratio": 0.02, "waited_ratio": 0.2}, "and waited for a core 20 % of the time"),
+        ({"placed": ROAMS, "cpu_ratio": 0.02}, ""),
+        ({"placed": ROAMS.model_copy(update={"shares": False}), "cpu_ratio": 0.9}, ""),
+        ({"placed": ROAMS.model_copy(update={"shares": None}), "cpu_ratio": 0.9}, ""),
+        ({"cpu_ratio": 0.9}, ""),
+    ],
+)
+def test_what_the_client_took_from_the_server_by_sharing_its_cores_is_said_where_it_matters(
+    fields: dict[str, Any], said: str
+) -> None:
+    found = shared(level(**fields))
+    assert said in found
+    assert bool(found) == bool(said)
 
 
 small = st.floats(0.0, 10.0)

@@ -231,6 +231,26 @@ def test_many_tokens_in_a_read_are_counted_and_heard_as_one_by_one(
     assert connection._answer.reusable
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'data: {"text":"b"}\n\ndata: {"text":"c"}\n\n',
+        b'data: {"text":"b"}\nid: 7\n\n',
+        b'data: {"text":\ndata: "b"}\n\n',
+        b'data: {"text":"b"}\r\n\r\n',
+        b'data: {"text":"b"}\n',
+        b'data: {"text":"b"}\n\n\n',
+        b'data: {"text":"b"}\nx',
+        b'data: {"text":"b"} \n',
+        b'data: {"text":"b"}',
+    ],
+)
+def test_no_short_cut_is_taken_with_anything_but_one_line_that_is_one_event(event: bytes) -> None:
+    data = b"%x\r\n%b\r\n" % (len(event), event)
+    assert not between_chunks().is_one_token(data)
+    assert between_chunks().leading_tokens(data) == ([], 0)
+
+
 def test_what_follows_the_tokens_in_a_read_is_not_taken_for_one() -> None:
     data = token("completions", "b") * 3
     for more in (b"5\r\n: hi\n\r\n", token("completions", ""), token("completions", "c")[:-3], b"0\r\n\r\n"):

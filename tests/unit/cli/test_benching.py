@@ -93,6 +93,7 @@ def test_json_has_the_figures_with_their_intervals_and_the_machine(
     assert (data["model"], data["interrupted"], data["benchmark"]["ignore_eos"]) == ("fake", False, True)
     assert level["figures"]["ttft_ms"]["p50_low"] <= level["figures"]["ttft_ms"]["p50"]
     assert level["machine"]["gpu_power_w"]["mean"] == 500
+    assert level["client"]["said"] in "\n".join(level["remarks"]), "where the client ran"
     assert level["machine"]["joules_per_output_token"] == pytest.approx(500 / level["figures"]["output_tok_s"])
 
 
@@ -114,6 +115,7 @@ def test_every_field_of_a_benchmark_has_an_option() -> None:
         (["--goodput", "e2e:5"], 2, "no limit like ttft:500,tpot:50"),
         (["--prompt-tokens", "0"], 2, "--prompt-tokens: Input should be greater than or equal to 1"),
         (["--trace-speed", "1"], 2, "needs --dataset"),
+        (["--client-cores", "all"], 2, '\'all\' names no cores; accepted: "auto", "off"'),
         (["--model", "other"], 5, "has no model other; it offers fake"),
     ],
 )

@@ -63,6 +63,14 @@ def test_void_drift_and_missing_itl_are_said() -> None:
     assert said_itl.startswith("ITL is not known")
 
 
+def test_where_the_client_ran_is_said_beside_a_benchmark_and_in_an_entry_only_where_it_took_something() -> None:
+    apart = figures(client_placed="the load client was pinned to core 7, which the server may not use")
+    assert level_remarks(apart, FRESH) == ["the load client was pinned to core 7, which the server may not use"]
+    assert requests_remarks(apart) == []
+    taken = figures(client_placed="not pinned", client_shared="not pinned; it took 12 % of the cores")
+    assert requests_remarks(taken) == level_remarks(taken, FRESH) == ["not pinned; it took 12 % of the cores"]
+
+
 def test_whether_prompts_were_exact_is_said() -> None:
     exact, off = (
         figures(prompt_tokens_min=256, prompt_tokens_max=256),

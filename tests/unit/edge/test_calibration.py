@@ -21,7 +21,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, *answers: float | None) -> list[fl
     """Have measuring give these answers in turn; what is left was not asked for."""
     left = list(answers)
 
-    async def measure() -> float | None:
+    async def measure(_cores: str | None) -> float | None:
         answer = left.pop(0)
         if answer == -1.0:
             raise RuntimeError("it ended early")
@@ -79,6 +79,7 @@ def test_another_host_python_or_release_is_measured_for_itself(monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(calibration, "_processor", lambda: "model name: abacus")
         assert calibration._key() != here
+    assert len({calibration._key(cores) for cores in ("auto", "off", "4-7", None)}) == 4, "cores need not be alike"
 
 
 def test_capacity_is_what_a_whole_core_would_take() -> None:
