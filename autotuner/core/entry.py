@@ -107,8 +107,13 @@ def link(prev: str, body: str) -> str:
     return hashlib.sha256(f"{prev}\n{body}".encode()).hexdigest()
 
 
+def file_title(stem: str, slot: str) -> str:
+    """Given a journal file's name without its ending and whose journal it is ('' for one of all slots), return its title."""
+    return f"{stem} · slot {slot}" if slot else stem
+
+
 def file_header(name: str) -> str:
-    """Given a journal file's name without its ending, return the fixed lines it begins with."""
+    """Given a journal file's title, return the fixed lines it begins with."""
     return (
         f"# autotuner journal {name}\n\n"
         "Append-only; each entry ends with a line that carries the hash of the one before. Check it: "
@@ -117,7 +122,7 @@ def file_header(name: str) -> str:
 
 
 def read_journal(name: str, data: bytes, prev: str, number: int) -> Reading:
-    """Given a file's name and bytes, the hash and number expected before its first entry, return what it holds.
+    """Given a file's title and bytes, the hash and number expected before its first entry, return what it holds.
 
     Stops at the first flaw: nothing after it can be trusted. Bytes after the last whole entry are a flaw as well.
     """

@@ -373,7 +373,7 @@ class Campaign:
         still = "; ".join(f"{slot}: {why}" for slot in self.settings.slots if (why := self._why(slot)))
         last = " | ".join(self.checker.last_lines[-3:])
         check("P4", f"not well {PEACE_S / 3600:g} h after the last fault: {still} [{last}]", kept=self.well)
-        trials, entries = store.trials(), store.entries_after(0)
+        trials, entries = store.trials(), store.entries()
         numbers = [entry.number for entry in entries]
         check("P10", f"entries {numbers} have gaps", kept=numbers == list(range(1, len(numbers) + 1)))
         mine = [row["trial_id"] for row in store.db.all("SELECT trial_id FROM entries WHERE trial_id IS NOT NULL")]
