@@ -153,7 +153,9 @@ class Outboxes:
 
 
 def _closing(slots: list[str], number: int) -> Draft:
-    sentence = f"This journal of all slots ends here: from now on each slot has its own, which goes on from this entry, {number:04d}."
+    sentence = (
+        f"This journal of all slots ends with entry {number:04d}: each slot has its own now, which goes on from there."
+    )
     named = ", ".join(slot for slot in slots if slot != NO_SLOT)
     return Draft(NO_SLOT, CLOSED, sentence, (("Told of so far", named), ("Next", "a folder a slot beside this file")))
 

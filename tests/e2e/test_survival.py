@@ -219,13 +219,13 @@ def test_hands_off_means_that_nothing_is_started_or_stopped(house: House) -> Non
 def test_an_altered_journal_is_kept_aside_and_written_anew_from_the_record(house: House) -> None:
     with_best_known(house)
     house.end()
-    path = next((house.state / "journal").glob("*.md"))
+    path = next((house.state / "journal").rglob("*.md"))
     path.write_text(path.read_text().replace("promoted base", "promoted bose"))
     assert house.cli("journal", "verify", check=False).returncode == 8
     house.start()
     house.wait(lambda: "journal altered" in house.titles())
     house.wait(lambda: house.cli("journal", "verify", check=False).returncode == 0)
-    assert list((house.state / "journal").glob("*.altered-*"))
+    assert list((house.state / "journal").rglob("*.altered-*"))
 
 
 def test_a_journal_whose_database_was_lost_is_kept_aside_and_a_new_one_begun(house: House) -> None:
@@ -240,7 +240,7 @@ def test_a_journal_whose_database_was_lost_is_kept_aside_and_a_new_one_begun(hou
     house.start()
     house.wait_serving("base")
     house.wait(lambda: house.cli("journal", "verify", check=False).returncode == 0)
-    assert list((house.state / "journal").glob("*.altered-*"))
+    assert list((house.state / "journal").rglob("*.altered-*"))
 
 
 def test_a_full_disk_ends_nothing_and_the_queue_goes_on_once_there_is_room(house: House) -> None:

@@ -30,8 +30,8 @@ from autotuner.core.state import LaunchState, Purpose, TrialState, Verdict, laun
 from autotuner.core.statistics import Interval
 from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar
 from autotuner.edge.database import MIGRATIONS, SCHEMA_VERSION, Database
-from autotuner.edge.rows import LaunchRow, SlotRow, basis_json, configuration_json, judgement_columns, read_basis
 from autotuner.edge.outbox import COMMON, NO_SLOT
+from autotuner.edge.rows import LaunchRow, SlotRow, basis_json, configuration_json, judgement_columns, read_basis
 from autotuner.edge.store import Store
 from autotuner.engines.base import Diagnosis, Effective
 from autotuner.errors import DiskFull, NotFound, StoreError
@@ -865,7 +865,11 @@ def test_what_was_one_journal_of_all_slots_is_closed_once_and_each_slot_goes_on_
 
 
 def test_entries_are_published_up_to_a_number(store: Store) -> None:
-    assert (store.outbox("kimi").last_entry(), store.outbox("kimi").last_published(), store.outbox("kimi").entry_hash(1)) == (0, 0, "")
+    assert (
+        store.outbox("kimi").last_entry(),
+        store.outbox("kimi").last_published(),
+        store.outbox("kimi").entry_hash(1),
+    ) == (0, 0, "")
     entries = [store.add_entry(Draft("kimi", "note", "Something."), AT) for _ in range(4)]
     store.outbox("kimi").mark_published(2)
     assert (store.outbox("kimi").last_entry(), store.outbox("kimi").last_published()) == (4, 2)
