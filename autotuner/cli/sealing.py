@@ -78,12 +78,12 @@ def seal_now(state: State, journals: list[Read]) -> None:
     try:
         base = state.settings.journal
         root = Seals(state.settings.seal_key, base)
-        for read in journals:
+        for read in [read for read in journals if read.entries]:  # the daemon begins the others with their first
             number, folder = read.head[0], journal_folder(base, read.slot)
             outbox, seals = state.store.outbox(read.slot), root
             if read.slot != COMMON:
                 key_file = state.settings.seal_key_of(read.slot)
-                root.begin_journal(read.slot, key_file, max(number, read.origin[0] + 1))
+                root.begin_journal(read.slot, key_file, number)
                 seals = Seals(key_file, folder)
             seals.keep_up(number, outbox.entries_after)
             give_to_owner(folder / NAME)

@@ -78,9 +78,9 @@ def render(draft: Draft, number: int, at: str, prev: str, secrets: frozenset[str
         return hide(text, secrets)
 
     def safe(text: str, limit: int = 2000) -> str:
-        return _MARKUP.sub("&lt;", _BOLD.sub("* *", one_line(hidden(text), limit)))
+        return _safe(hidden(text), limit)
 
-    slot = _word(safe(draft.slot))
+    slot = slot_word(draft.slot, secrets)
     title = safe(draft.title, 200) or "untitled"
     lines = [f"## {number:04d} · {at} · slot {slot} · {title}", "", f"**{safe(draft.sentence)}**", ""]
     if draft.table:
@@ -100,6 +100,11 @@ def render(draft: Draft, number: int, at: str, prev: str, secrets: frozenset[str
     sha256 = link(prev, body)
     text = f"{body}<!-- autotuner entry={number} prev={prev} sha256={sha256} -->\n\n"
     return Entry(number, at, slot, title, prev, sha256, text)
+
+
+def slot_word(slot: str, secrets: frozenset[str] = frozenset()) -> str:
+    """Given a slot's name, return it as it stands in headings: one word; settings allow no name that this would change."""
+    return re.sub(r"\s+", "-", one_line(_safe(hide(slot, secrets), 2000), 64)) or "-"
 
 
 def link(prev: str, body: str) -> str:
@@ -181,5 +186,5 @@ def _table(rows: list[list[str]]) -> list[str]:
     return [shown[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *shown[1:]]
 
 
-def _word(text: str) -> str:
-    return re.sub(r"\s+", "-", one_line(text, 64)) or "-"
+def _safe(text: str, limit: int) -> str:
+    return _MARKUP.sub("&lt;", _BOLD.sub("* *", one_line(text, limit)))

@@ -8,7 +8,7 @@ is asked each cycle is answered from an index, however many entries there are.
 import sqlite3
 from dataclasses import replace
 
-from autotuner.core.entry import GENESIS, Draft, Entry, render
+from autotuner.core.entry import GENESIS, Draft, Entry, render, slot_word
 from autotuner.edge.database import Database
 
 COMMON = ""
@@ -104,12 +104,13 @@ class Outboxes:
 
     def add_entry(self, draft: Draft, at: str, trial_id: int | None = None) -> Entry:
         """Number, link and commit an entry of its slot's journal; it is published later, however often that takes."""
+        journal = slot_word(draft.slot, self.secrets)
         with self.db.transaction():  # no other process may take the same number
-            last = self._last(draft.slot)
+            last = self._last(journal)
             if last is None and (last := self._end_of_common(at)) is not None:
                 before = f"the journal of all slots, which ended with entry {last[0]:04d}"
                 draft = replace(draft, bullets=(*draft.bullets, ("Before this journal", before)))
-            return self._add(draft.slot, draft, last or (0, GENESIS), at, trial_id)
+            return self._add(journal, draft, last or (0, GENESIS), at, trial_id)
 
     def close_common(self, at: str) -> None:
         """End the journal that all slots had in common in earlier versions, if there is one that was not ended yet."""
