@@ -218,6 +218,10 @@ def _items(state: State, file: str, candidate: Candidate, wanted: str | None) ->
             state.settings.benchmark_name(item.slot, candidate.benchmark)
         except AutotunerError as error:
             item.status, item.problems = "refused", [str(error)]
+        if candidate.slots and item.slot not in candidate.slots:
+            item.warnings = [
+                f"its `slots` name {', '.join(candidate.slots)}; it goes to {item.slot} since --slot says so"
+            ]
     return items
 
 
@@ -233,22 +237,22 @@ def expand(files: tuple[str, ...]) -> list[str]:
 def slots_for(state: State, candidate: Candidate, wanted: str | None) -> tuple[str, ...]:
     """Given a candidate and the slot named on the command line, return the slots in whose queues it goes.
 
-    Without either name it is the only slot; which of several, a person must say. Raise NotFound or Refused.
+    The latter is a person's word, whatever the file says. Without either it is the only slot; which of several, a person must
+    say. Raise NotFound or Refused.
     """
+    if wanted is not None:
+        return (state.slot(wanted),)
     if unknown := candidate.unknown_slots(state.settings.slots):
         known = ", ".join(state.settings.slots)
         raise NotFound(f"its `slots` name {', '.join(unknown)}, and there is no such slot; known: {known}")
-    if wanted is None and candidate.slots:
+    if candidate.slots:
         return tuple(dict.fromkeys(candidate.slots))
-    if wanted is None and len(state.settings.slots) > 1:
+    if len(state.settings.slots) > 1:
         names = ", ".join(state.settings.slots)
         raise Refused(
             f"there are several slots: name one with --slot, or those that it fits with `slots` in it ({names})"
         )
-    slot = state.slot(wanted)
-    if candidate.slots and slot not in candidate.slots:
-        raise Refused(f"it fits {', '.join(candidate.slots)} by its `slots`, and not {slot}; add that there if it does")
-    return (slot,)
+    return (state.slot(None),)
 
 
 async def _preflight(state: State, items: list[tuple[_Item, Candidate | None, str]]) -> list[str]:
@@ -276,7 +280,7 @@ async def _preflight(state: State, items: list[tuple[_Item, Candidate | None, st
                 found = by_itself(candidate) + Findings(warnings=(f"not checked against its program: {error}",))
             name = state.settings.benchmark_name(item.slot, candidate.benchmark)
             odd = state.settings.objective_of(item.slot).warnings(name, state.settings.benchmarks[name])
-            item.warnings = [*found.warnings, *odd, *held[item.slot]]
+            item.warnings += [*found.warnings, *odd, *held[item.slot]]
             if problems := [*slot_problems(candidate, slot), *found.problems]:
                 item.status, item.problems = "refused", problems
     return [warning for warnings in held.values() for warning in warnings]
