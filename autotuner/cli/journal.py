@@ -111,7 +111,7 @@ def verify(ctx: click.Context, since: str | None, key: str | None, slot: str | N
     seals = Sealing(state.settings, _first_key(key)) if key is not None else None
     journals = check_journals(state, slot)
     flaws = [flaw for read in journals for flaw in read.flaws]
-    flaws += since_checkpoints(points, _chains(journals))
+    flaws += since_checkpoints(points, chains(journals))
     sealed = seals.check(journals, slot) if seals is not None else None
     flaws += sealed.flaws if sealed is not None else []
     if as_json:
@@ -325,7 +325,7 @@ def _require_known(slot: str, names: list[str]) -> None:
         raise NotFound(f"there is neither a slot nor a journal called {slot}; known: {', '.join(known)}")
 
 
-def _chains(journals: list[Read]) -> dict[str, list[tuple[int, str]]]:
+def chains(journals: list[Read]) -> dict[str, list[tuple[int, str]]]:
     """Each journal's (number, hash) from its very beginning, that of the common journal of earlier versions, by slot."""
     hashes = {read.slot: [(entry.number, entry.sha256) for entry in read.entries] for read in journals}
     common = hashes.get(COMMON, [])
