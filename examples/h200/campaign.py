@@ -252,7 +252,8 @@ def pack(run: Run) -> None:
     with tarfile.open(run.plan.work / f".{run.name}.tgz", "w:gz", compresslevel=6) as archive:
         for path in (where / "state.db", where / "autotuner.toml", where / "daemon.log", where / "policies"):
             archive.add(path, path.relative_to(where.parent))
-        archive.add(run.state.settings.journal, Path(run.name, "journal"))
+        if run.state.settings.journal.is_dir():
+            archive.add(run.state.settings.journal, Path(run.name, "journal"))
         for path in sorted(run.state.settings.launches.glob("*/*.*")):
             archive.add(path, Path(run.name, "launches", path.parent.name, path.name))
     os.replace(run.plan.work / f".{run.name}.tgz", run.plan.work / f"{run.name}.tgz")  # noqa: PTH105 - whole or not there
