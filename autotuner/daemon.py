@@ -23,12 +23,11 @@ from autotuner.edge.files import FolderLock
 from autotuner.edge.hanging import HangWatch
 from autotuner.edge.host import Host
 from autotuner.edge.host_local import LocalHost
-from autotuner.edge.journal import Journal, Recovered
 from autotuner.edge.notify import Notifier
-from autotuner.edge.seals import Seals
 from autotuner.edge.store import Store
-from autotuner.errors import AutotunerError, DiskFull, InvalidInput, JournalBroken, Problem, StoreError
+from autotuner.errors import AutotunerError, DiskFull, InvalidInput, Problem, StoreError
 from autotuner.hosts import Hosts, controller_id
+from autotuner.publishing import Publishing
 from autotuner.rounds import Rounds
 from autotuner.settings import Settings, load_policies, load_settings, needs_restart
 from autotuner.slotworker import SlotWorker
@@ -54,10 +53,7 @@ class Daemon:
         self._store = Store(self._settings.database)
         self._store.db.require_intact()
         self._ballast = Ballast(self._settings.state_dir)
-        self._journal = Journal(self._settings.journal, self._settings.journal_file_mib << 20)
-        self._journal_open = False
-        self._seals = Seals(self._settings.seal_key, self._settings.journal)
-        self._unsealed = ""
+        self._publishing = Publishing(self._settings, self._store)
         controller = controller_id(self._settings.state_dir) if self._settings.hosts else ""
         self._hosts = Hosts(self._settings, controller, every=host)
         self._workers = [self._worker(name) for name in self._settings.slots]
@@ -106,7 +102,7 @@ class Daemon:
         while clock.monotonic_s() < until:
             try:
                 await worker.cycle()
-                self._publish()
+                self._publishing.publish()
             except StoreError as error:
                 self._in_trouble(error)
             if done() and not worker.busy:
@@ -129,7 +125,7 @@ class Daemon:
                 if self._reload_wanted:
                     self._reload()
                 await self._rounds.go()
-                self._publish()
+                self._publishing.publish()
                 await self._tidy()
         except StoreError as error:
             self._in_trouble(error)
@@ -176,33 +172,9 @@ class Daemon:
         self._trouble = str(error)
         if isinstance(error, DiskFull):
             self._ballast.drop()
-        self._journal_open = False
+        self._publishing.check_again()
         self._show()
         self._notifier.cycle_completed()
-
-    def _publish(self) -> None:
-        """Bring the journal's files up to what is committed; exactly once, however often this is interrupted."""
-        if not self._journal_open:
-            self._open_journal()
-        waiting = self._store.entries_after(self._journal.last_number)
-        for entry in waiting:
-            self._journal.append(entry)
-            # The third place that whoever forges an entry must change, besides the files and the database.
-            self._log.info("entry", number=entry.number, title=entry.title, slot=entry.slot, sha256=entry.sha256)
-        self._seal()
-        if waiting or self._store.last_published() < self._journal.last_number:
-            self._store.mark_published(self._journal.last_number)
-
-    def _seal(self) -> None:
-        """Seal what is in the journal now, if sealing was set up; a key that cannot be used keeps nothing else from work."""
-        try:
-            self._seals.keep_up(self._journal.last_number, self._store.entries_after)
-        except JournalBroken as error:
-            if str(error) != self._unsealed:
-                self._unsealed = str(error)
-                self._log.error("entries are not sealed", error=str(error))
-                slot = next(iter(self._settings.slots))
-                self._note(slot, "not sealed", f"Entries from here on are not sealed: {error}.", [])
 
     async def _tidy(self) -> None:
         """Now and then: keep logs, old launches and what can be made again within bounds."""
@@ -242,37 +214,6 @@ class Daemon:
                 gone += housekeeping.remove(folder, launch)
         if gone:
             self._log.info("folders of old launches removed", launches=gone)
-
-    def _open_journal(self) -> None:
-        label = clock.utc_label().replace(" ", "T").replace(":", "")
-        slot = next(iter(self._settings.slots))
-        try:
-            found = self._journal.open(label, self._store.last_published())
-            self._check_known(found)
-        except JournalBroken as error:
-            kept = self._journal.set_aside(label)
-            self._log.error("the journal was altered", error=str(error), kept=[str(p) for p in kept])
-            found = self._journal.open(label)
-            sentence = f"The journal's files had been altered ({error}); they were kept aside and written anew from the record."
-            self._note(slot, "journal altered", sentence, kept)
-        else:
-            if found.torn is not None:
-                self._note(slot, "journal mended", "The end of the journal was torn and was kept aside.", [found.torn])
-            if found.number < self._store.last_published():
-                sentence = (
-                    f"Entries after {found.number:04d} were missing from the journal's files and were written again."
-                )
-                self._note(slot, "journal mended", sentence, [])
-        self._journal_open = True
-
-    def _check_known(self, found: Recovered) -> None:
-        """A journal whose end the record does not know was rewritten as a whole, or its database was lost."""
-        if found.number and self._store.entry_hash(found.number) != found.sha256:
-            raise JournalBroken(f"entry {found.number} is not the one in the state database")
-
-    def _note(self, slot: str, title: str, sentence: str, kept: list[Path]) -> None:
-        context = next(w.ctx for w in self._workers if w.ctx.name == slot)
-        outcome.note(context, title, sentence, tuple(("Kept", path.name) for path in kept))
 
     def _show(self) -> None:
         """Say what is going on, where people and the service manager look for it."""
@@ -323,14 +264,15 @@ class Daemon:
         except AutotunerError as error:
             self._log.error("settings not taken over, the old ones stay in force", error=str(error))
             sentence = f"Settings or policies could not be read again; the old ones stay in force: {error}"
-            self._note(next(iter(self._settings.slots)), "settings kept", sentence, [])
+            for worker in self._workers:  # each slot's reader must know what its slot works by
+                outcome.note(worker.ctx, "settings kept", sentence)
         else:
             self._take_over(settings, policies)
         self._notifier.ready()
 
     def _take_over(self, settings: Settings, policies: tuple[Policy, ...]) -> None:
         self._settings, self._policies = settings, policies
-        self._journal.file_bytes = settings.journal_file_mib << 20
+        self._publishing.take_over(settings)
         for worker in self._workers:
             worker.ctx.settings, worker.ctx.policies = settings, policies
         self._take_secrets()

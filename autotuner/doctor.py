@@ -16,11 +16,11 @@ from autotuner.edge import ballast, clock, housekeeping, procfs, statusfile
 from autotuner.edge.destination import LOCAL
 from autotuner.edge.files import lock_holder
 from autotuner.edge.host import Host, Ran
-from autotuner.edge.journal import compare_with_store, read_entries
 from autotuner.edge.store import Store
 from autotuner.errors import HostError
 from autotuner.installed import engine_version
 from autotuner.preflight import place_warnings
+from autotuner.publishing import checked
 from autotuner.settings import Settings, Slot, load_policies
 
 ASK_S = 20.0
@@ -38,9 +38,7 @@ NO_ENGINE = {"command"}  # any program: there is no version to ask for
 async def look(settings: Settings, store: Store, host: Host) -> doctor.Seen:
     """Given the settings, the record and the host, return what is seen. Raise InvalidInput for policies that are wrong."""
     load_policies(settings)
-    published = store.published()
-    entries, flaws = read_entries(settings.journal)
-    flaws += compare_with_store(entries, published, store.committed())
+    journals = checked(settings, store)
     room = housekeeping.room(settings.launches)
     here = {name: slot for name, slot in settings.slots.items() if slot.host == LOCAL}
     return doctor.Seen(
@@ -67,8 +65,8 @@ async def look(settings: Settings, store: Store, host: Host) -> doctor.Seen:
         secret_files=tuple(_secret(path) for slot in here.values() for path in slot.secret_files.values()),
         state_mode=_there(settings.state_dir).stat().st_mode if settings.state_dir.is_dir() else None,
         database=store.db.check(),
-        journal_flaws=tuple(map(str, flaws)),
-        journal_entries=len(entries),
+        journal_flaws=tuple(str(flaw) for read in journals for flaw in read.flaws),
+        journal_entries=sum(len(read.entries) for read in journals),
         states={name: store.slot(name).degraded for name in settings.slots},
         elsewhere={name: slot.host for name, slot in settings.slots.items() if name not in here},
         topology=await _topology(here, host),

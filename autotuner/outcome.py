@@ -428,7 +428,7 @@ def _front_with(ctx: SlotContext, trial: Trial, so_far: TrialSoFar) -> tuple[OnF
     """The front of a trial's benchmark with the trial; what the others came to is read once and then remembered."""
     seen, rates = ctx.measured.get(trial.benchmark_hash, (0, {}))
     rates = rates | rates_of(ctx.store.bases(ctx.name, trial.benchmark_hash, seen))
-    ctx.measured[trial.benchmark_hash] = (ctx.store.last_entry(), rates)
+    ctx.measured[trial.benchmark_hash] = (ctx.store.outbox(ctx.name).last_entry(), rates)
     return front(dict((rates | rates_of([(trial.candidate_id, trial.name, so_far)])).values()))
 
 

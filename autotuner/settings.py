@@ -170,13 +170,17 @@ class Settings(_Strict):
 
     @property
     def journal(self) -> Path:
-        """The folder of the journal."""
+        """The folder with a folder a slot, which holds the slot's journal."""
         return self.journal_dir or self.state_dir / "journal"
 
     @property
     def seal_key(self) -> Path:
-        """The key that the journal's next entry is sealed with; there only once sealing was set up."""
+        """The key from which the next journal that is sealed gets its own; there only once sealing was set up."""
         return self.state_dir / "seal.key"
+
+    def seal_key_of(self, slot: str) -> Path:
+        """Given a slot, return the key that its journal's next entry is sealed with."""
+        return self.state_dir / "seal.keys" / slot
 
     @property
     def launches(self) -> Path:

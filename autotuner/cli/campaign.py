@@ -70,11 +70,11 @@ def follow(
     shown, until = 0, clock.monotonic_s() + limit_s
     with live_line(quiet=quiet or not sys.stderr.isatty()) as show:
         while True:
-            for entry in state.store.entries_after(shown):
+            for row_id, entry in state.store.decided_after(shown):
                 show("")
                 if not quiet:
                     click.echo(f"{entry.number:04d}  {entry.title}: {entry.sentence}")
-                shown = entry.number
+                shown = row_id
             if finished():
                 return
             if process.poll() is not None:

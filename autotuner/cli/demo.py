@@ -16,7 +16,7 @@ from autotuner.cli.status import trials_table
 from autotuner.core.report import duration
 from autotuner.core.state import TrialState
 from autotuner.edge import clock
-from autotuner.edge.journal import journal_files
+from autotuner.edge.journal import journal_files, journal_folder
 from autotuner.edge.probes import Probe
 from autotuner.edge.store import Store
 from autotuner.engines import engine_for
@@ -129,7 +129,7 @@ def _report(state: State, where: Path, took_s: float) -> None:
     best = state.store.ladder(SLOT)[0]
     said = asyncio.run(_ask(state, best[0]))
     click.echo(f"\ncampaign  {sum(not t.aim for t in done)} candidates in {duration(took_s)}")
-    click.echo(f"journal   {journal_files(settings.journal)[-1]} ({len(entries)} entries intact)")
+    click.echo(f"journal   {journal_files(journal_folder(settings.journal, SLOT))[-1]} ({len(entries)} entries intact)")
     click.echo(f"serving   {best[1]} at {settings.slots[SLOT].place.url} (just asked it: {said!r})")
     shown = where / "autotuner.toml"
     click.echo(f"\nread on   autotuner -s {shown} journal show\n          autotuner -s {shown} status")

@@ -39,7 +39,7 @@ INVALID, REFUSED = InvalidInput.exit_code, Refused.exit_code
 
 @dataclass
 class _Item:
-    """One candidate of one file, and what became of it."""
+    """One candidate of one file on one slot, and what became of it."""
 
     file: str
     name: str = ""
@@ -89,7 +89,7 @@ def enqueue(
     slot: str | None,
     as_json: bool,
 ) -> None:
-    """Put candidate FILES into the queue.
+    """Put candidate FILES into the queue: of each slot that a candidate names, or of the one named here.
 
     Good files are queued even if others are broken; the exit code is then 3 (a file is wrong) or 4 (refused: a flag the
     program does not have, a candidate already tried). The same candidate twice is one trial.
@@ -196,22 +196,34 @@ def _only_for(state: State, cancelled: Trial) -> list[Trial]:
 
 
 def _read_files(state: State, files: tuple[str, ...], slot: str | None) -> list[tuple[_Item, Candidate | None, str]]:
-    """Each candidate of each file with its text; broken files become items that say what is wrong."""
+    """Each candidate of each file on each of its slots, with its text; broken files become items that say what is wrong."""
     found: list[tuple[_Item, Candidate | None, str]] = []
     for name in expand(files):
         try:
             source = read_source(Path(name))
             for candidate in parse_candidates(source):
-                item = _Item(name, candidate.name, candidate.id)
-                try:
-                    item.slot = _slot_for(state, candidate, slot)
-                    state.settings.benchmark_name(item.slot, candidate.benchmark)
-                except AutotunerError as error:
-                    item.status, item.problems = "refused", [str(error)]
-                found.append((item, candidate, source.text))
+                found += [(item, candidate, source.text) for item in _items(state, name, candidate, slot)]
         except InvalidInput as error:
             found.append((_Item(name, status="invalid", problems=[str(p) for p in error.problems]), None, ""))
     return found
+
+
+def _items(state: State, file: str, candidate: Candidate, wanted: str | None) -> list[_Item]:
+    """A candidate's items, one a slot; if it is not known which slots are meant, one that says so."""
+    try:
+        items = [_Item(file, candidate.name, candidate.id, slot) for slot in slots_for(state, candidate, wanted)]
+    except AutotunerError as error:
+        return [_Item(file, candidate.name, candidate.id, status="refused", problems=[str(error)])]
+    for item in items:
+        try:
+            state.settings.benchmark_name(item.slot, candidate.benchmark)
+        except AutotunerError as error:
+            item.status, item.problems = "refused", [str(error)]
+        if candidate.slots and item.slot not in candidate.slots:
+            item.warnings = [
+                f"its `slots` name {', '.join(candidate.slots)}; it goes to {item.slot} since --slot says so"
+            ]
+    return items
 
 
 def expand(files: tuple[str, ...]) -> list[str]:
@@ -223,15 +235,25 @@ def expand(files: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(expanded))
 
 
-def _slot_for(state: State, candidate: Candidate, wanted: str | None) -> str:
-    if wanted is None and candidate.slots:
-        known = [name for name in candidate.slots if name in state.settings.slots]
-        if not known:
-            raise NotFound(
-                f"no slot is called {' or '.join(candidate.slots)}; known: {', '.join(state.settings.slots)}"
-            )
-        return known[0]
-    return state.slot(wanted)
+def slots_for(state: State, candidate: Candidate, wanted: str | None) -> tuple[str, ...]:
+    """Given a candidate and the slot named on the command line, return the slots in whose queues it goes.
+
+    The latter is a person's word, whatever the file says. Without either it is the only slot; which of several, a person must
+    say. Raise NotFound or Refused.
+    """
+    if wanted is not None:
+        return (state.slot(wanted),)
+    if unknown := candidate.unknown_slots(state.settings.slots):
+        known = ", ".join(state.settings.slots)
+        raise NotFound(f"its `slots` name {', '.join(unknown)}, and there is no such slot; known: {known}")
+    if candidate.slots:
+        return tuple(dict.fromkeys(candidate.slots))
+    if len(state.settings.slots) > 1:
+        names = ", ".join(state.settings.slots)
+        raise Refused(
+            f"there are several slots: name one with --slot, or those that it fits with `slots` in it ({names})"
+        )
+    return (state.slot(None),)
 
 
 async def _preflight(state: State, items: list[tuple[_Item, Candidate | None, str]]) -> list[str]:
@@ -261,7 +283,7 @@ async def _preflight(state: State, items: list[tuple[_Item, Candidate | None, st
             objective = state.settings.objective_of(item.slot)
             odd = objective.warnings(name, state.settings.benchmarks[name])
             risks = unchecked(candidate, objective.constraints.answers_agree_min)
-            item.warnings = [*found.warnings, *odd, *held[item.slot]]
+            item.warnings += [*found.warnings, *odd, *held[item.slot]]
             if problems := [*slot_problems(candidate, slot), *risks, *found.problems]:
                 item.status, item.problems = "refused", problems
     return [warning for warnings in held.values() for warning in warnings]
@@ -307,7 +329,7 @@ def _print(state: State, items: list[_Item], about_slots: list[str]) -> None:
             f", about {duration(item.takes_s)}" if item.takes_s and item.status in {"queued", "would be queued"} else ""
         )
         bad = item.status in {"invalid", "refused"}
-        where = f" on slot {item.slot}" if item.slot and not bad else ""
+        where = f" on slot {item.slot}" if item.slot and (not bad or len(state.settings.slots) > 1) else ""
         click.echo(f"{item.file}: {what}{item.status}{number}{where}{takes}", err=bad)
         for problem in item.problems:
             click.echo(f"  {problem}", err=True)

@@ -129,9 +129,10 @@ def compare(ctx: click.Context, trials: tuple[str, ...], slot: str | None, as_js
 
 @click.command()
 @click.argument("candidate", required=False)
+@click.option("--slot", metavar="NAME", help="The last decision about this slot.")
 @json_option
 @click.pass_context
-def why(ctx: click.Context, candidate: str | None, as_json: bool) -> None:
+def why(ctx: click.Context, candidate: str | None, slot: str | None, as_json: bool) -> None:
     """Explain the last decision, or the last one about CANDIDATE (its name, id, or a trial's number).
 
     \b
@@ -140,10 +141,14 @@ def why(ctx: click.Context, candidate: str | None, as_json: bool) -> None:
       autotuner why eagle3-aq-medai
     """
     state = open_state(ctx)
-    entries = state.store.entries_after(0)
+    entries = state.store.entries()
+    if slot is not None:
+        wanted = state.slot(slot)
+        entries = [e for e in entries if e.slot == wanted]
     if candidate is not None:
         trial = state.find_trial(candidate)
-        entries = [e for e in entries if e.number == trial.entry] or [e for e in entries if trial.name in e.title]
+        mine = [e for e in entries if e.slot == trial.slot]
+        entries = [e for e in mine if e.number == trial.entry] or [e for e in mine if trial.name in e.title]
     if not entries:
         what = f"about {candidate}" if candidate else "at all"
         raise NotFound(f"nothing has been decided {what} yet; see: autotuner status")

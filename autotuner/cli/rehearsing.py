@@ -21,7 +21,7 @@ from autotuner.core.candidate import parse_candidates
 from autotuner.core.report import duration
 from autotuner.core.state import TrialState
 from autotuner.edge import clock
-from autotuner.edge.journal import journal_files
+from autotuner.edge.journal import journal_files, journal_folder
 from autotuner.edge.store import Store
 from autotuner.errors import AutotunerError, InvalidInput, JournalBroken, NotFound
 from autotuner.rehearsal.engine import REHEARSED
@@ -213,7 +213,7 @@ def _report(state: State, plan: _Plan, settings: Path, took_s: float, *, keep: b
     entries, flaws = check_journal(state)
     if flaws:
         raise JournalBroken("the rehearsal's own journal does not verify:\n" + "\n".join(map(str, flaws)))
-    files = journal_files(state.settings.journal)
+    files = journal_files(journal_folder(state.settings.journal, SLOT))
     journal = str(files[-1]) if files else None
     if as_json:
         trials = [{**trial_row(state, trial), "reasons": list(trial.reasons)} for trial in done]

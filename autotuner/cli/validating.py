@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,11 +128,28 @@ class _Checks:
     async def _find(self, candidate: Candidate, hosts: Hosts | None) -> Findings:
         if self.preflight is None:
             return by_itself(candidate)
-        name = self._slot_of(candidate)
-        if name is None or self.settings is None or hosts is None:
-            return await self.preflight.check(candidate, strict=False)
-        slot, host = self.settings.slots[name], hosts.of(name)
-        preflight = self.preflight if slot.host == LOCAL else Preflight(host, self.preflight.cache)
+        names = self._slots_of(candidate)
+        if not names or self.settings is None or hosts is None:
+            return self._unknown(candidate) + await self.preflight.check(candidate, strict=False)
+        every = [await self._find_on(name, candidate, self.settings, self.preflight, hosts) for name in names]
+        problems = [
+            tuple(said if len(names) == 1 else f"slot {name}: {said}" for said in found.problems)
+            for name, found in zip(names, every, strict=True)
+        ]
+        warnings = dict.fromkeys(said for found in every for said in found.warnings)
+        return self._unknown(candidate) + Findings(tuple(itertools.chain(*problems)), tuple(warnings))
+
+    def _unknown(self, candidate: Candidate) -> Findings:
+        """That `enqueue` will refuse a candidate for the slots that it names."""
+        unknown = candidate.unknown_slots(self.settings.slots) if self.settings is not None else ()
+        said = f"its `slots` name {', '.join(unknown)}, which the settings do not have: enqueue will refuse it"
+        return Findings(warnings=(said,)) if unknown else Findings()
+
+    async def _find_on(
+        self, name: str, candidate: Candidate, settings: Settings, common: Preflight, hosts: Hosts
+    ) -> Findings:
+        slot, host = settings.slots[name], hosts.of(name)
+        preflight = common if slot.host == LOCAL else Preflight(host, common.cache)
         try:
             found = await preflight.check(candidate, strict=False, gpus=slot.gpus)
         except HostUnreachable as error:
@@ -141,11 +159,11 @@ class _Checks:
         risks = unchecked(candidate, self.settings.objective_of(name).constraints.answers_agree_min)
         return found + Findings((*slot_problems(candidate, slot), *risks), self.held[name])
 
-    def _slot_of(self, candidate: Candidate) -> str | None:
+    def _slots_of(self, candidate: Candidate) -> list[str]:
         names = list(self.settings.slots) if self.settings else []
         if candidate.slots:
-            return next((name for name in candidate.slots if name in names), None)
-        return names[0] if len(names) == 1 else None
+            return [name for name in dict.fromkeys(candidate.slots) if name in names]
+        return names if len(names) == 1 else []
 
 
 def _settings(ctx: click.Context) -> Settings | None:

@@ -9,7 +9,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
@@ -128,6 +128,10 @@ class Candidate(_Strict):
     def id(self) -> str:
         """The candidate's identity: 16 hex digits of the SHA-256 of its canonical form."""
         return hashlib.sha256(self.canonical.encode()).hexdigest()[:16]
+
+    def unknown_slots(self, known: Collection[str]) -> tuple[str, ...]:
+        """Given the slots that there are, return those that the candidate names besides."""
+        return tuple(name for name in self.slots or () if name not in known)
 
     def arg(self, *names: str) -> Scalar | tuple[Scalar, ...] | None:
         """Given the spellings of one flag, return its value, or None where it is not set."""

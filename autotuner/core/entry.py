@@ -78,9 +78,9 @@ def render(draft: Draft, number: int, at: str, prev: str, secrets: frozenset[str
         return hide(text, secrets)
 
     def safe(text: str, limit: int = 2000) -> str:
-        return _MARKUP.sub("&lt;", _BOLD.sub("* *", one_line(hidden(text), limit)))
+        return _safe(hidden(text), limit)
 
-    slot = _word(safe(draft.slot))
+    slot = slot_word(draft.slot, secrets)
     title = safe(draft.title, 200) or "untitled"
     lines = [f"## {number:04d} · {at} · slot {slot} · {title}", "", f"**{safe(draft.sentence)}**", ""]
     if draft.table:
@@ -102,13 +102,23 @@ def render(draft: Draft, number: int, at: str, prev: str, secrets: frozenset[str
     return Entry(number, at, slot, title, prev, sha256, text)
 
 
+def slot_word(slot: str, secrets: frozenset[str] = frozenset()) -> str:
+    """Given a slot's name, return it as it stands in headings: one word; settings allow no name that this would change."""
+    return re.sub(r"\s+", "-", one_line(_safe(hide(slot, secrets), 2000), 64)) or "-"
+
+
 def link(prev: str, body: str) -> str:
     """Given the hash of the entry before and an entry's text down to its last line, return the entry's hash."""
     return hashlib.sha256(f"{prev}\n{body}".encode()).hexdigest()
 
 
+def file_title(stem: str, slot: str) -> str:
+    """Given a journal file's name without its ending and whose journal it is ('' for one of all slots), return its title."""
+    return f"{stem} · slot {slot}" if slot else stem
+
+
 def file_header(name: str) -> str:
-    """Given a journal file's name without its ending, return the fixed lines it begins with."""
+    """Given a journal file's title, return the fixed lines it begins with."""
     return (
         f"# autotuner journal {name}\n\n"
         "Append-only; each entry ends with a line that carries the hash of the one before. Check it: "
@@ -117,7 +127,7 @@ def file_header(name: str) -> str:
 
 
 def read_journal(name: str, data: bytes, prev: str, number: int) -> Reading:
-    """Given a file's name and bytes, the hash and number expected before its first entry, return what it holds.
+    """Given a file's title and bytes, the hash and number expected before its first entry, return what it holds.
 
     Stops at the first flaw: nothing after it can be trusted. Bytes after the last whole entry are a flaw as well.
     """
@@ -176,5 +186,5 @@ def _table(rows: list[list[str]]) -> list[str]:
     return [shown[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *shown[1:]]
 
 
-def _word(text: str) -> str:
-    return re.sub(r"\s+", "-", one_line(text, 64)) or "-"
+def _safe(text: str, limit: int) -> str:
+    return _MARKUP.sub("&lt;", _BOLD.sub("* *", one_line(text, limit)))

@@ -3,6 +3,9 @@
 Owns the promise that whoever takes over the host cannot rewrite what was decided before: the keys of old entries are not
 there any more, and only who kept the first key can make them again. Which key an entry is sealed with follows from its
 number, so that an old entry sealed with a newer key is found. The idea is that of forward-secure logs, as in journald.
+
+One first key is enough for all journals: its chain of keys seals, beside the entries of a common journal of earlier versions,
+the beginnings of the slots' journals, and each of those gets its own first key from the key that its beginning is sealed with.
 """
 
 import hashlib
@@ -11,23 +14,24 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autotuner.core.entry import Flaw
+from autotuner.core.entry import GENESIS, Flaw
 
 KEY_BYTES = 32
-_LINE = re.compile(rb"(\d+) ([0-9a-f]{64})")
+_LINE = re.compile(rb"(\d+) ([0-9a-f]{64})(?: ([A-Za-z0-9][A-Za-z0-9_-]*))?")
 
 
 @dataclass(frozen=True)
 class Seal:
-    """One line of the seals: an entry's number and the code over its number and hash."""
+    """One line of the seals: an entry's number and the code over its number and hash; or that a slot's journal is sealed."""
 
     number: int
     code: str
+    journal: str = ""
 
 
 @dataclass(frozen=True)
 class KeyState:
-    """What the host keeps: the numbers of the first entry that was sealed and of the next one, and the key for that."""
+    """What the host keeps: the numbers of the first line of the seals and of the next one, and the key for that."""
 
     first: int
     number: int
@@ -55,6 +59,26 @@ def seal_line(key: bytes, number: int, sha256: str) -> bytes:
     return f"{number} {_code(key, number, sha256)}\n".encode()
 
 
+def journal_line(key: bytes, number: int, journal: str) -> bytes:
+    """Given the key for a line of the seals, return the line which says that a slot's journal is sealed from now on."""
+    return f"{number} {_journal_code(key, number, journal)} {journal}\n".encode()
+
+
+def journal_key(key: bytes, journal: str) -> bytes:
+    """Given the key that `journal_line` was made with, return the first key of that journal; there is no way back."""
+    return hashlib.sha256(f"autotuner seal: the first key of journal {journal}\n".encode() + key).digest()
+
+
+def journal_keys(first_key: bytes, read: SealsRead) -> dict[str, bytes]:
+    """Given the first key and seals that have no flaw, return the first key of each journal that they say is sealed."""
+    keys, key = {}, first_key
+    for seal in read.seals:
+        if seal.journal:
+            keys[seal.journal] = journal_key(key, seal.journal)
+        key = key_after(key)
+    return keys
+
+
 def read_seals(data: bytes) -> SealsRead:
     """Given the bytes of the seals, return them; a line that a crash left half written is no flaw, and not counted."""
     seals: list[Seal] = []
@@ -66,7 +90,7 @@ def read_seals(data: bytes) -> SealsRead:
             break
         if match is None:
             return SealsRead(tuple(seals), position, f"line {len(seals) + 1} is no seal")
-        seals.append(Seal(int(match[1]), match[2].decode()))
+        seals.append(Seal(int(match[1]), match[2].decode(), (match[3] or b"").decode()))
         position += len(line) + 1
     return SealsRead(tuple(seals), position)
 
@@ -83,6 +107,9 @@ def check_seals(
     if state is not None and hmac.compare_digest(state.key, first_key):
         return [], 0  # nothing was sealed for good so far: afterwards nobody can know the first key
     first, key, last = (read.seals[0].number if read.seals else 0), first_key, 0
+    begun = [seal.journal for seal in read.seals if seal.journal]
+    if doubled := next((name for name in begun if begun.count(name) > 1), ""):
+        return [Flaw("seals", f"begin the journal of slot {doubled} more than once")], 0
     for due, seal in enumerate(read.seals, first):
         if wrong := _wrong(seal, due, key, entries):
             if state is None or due < state.number:
@@ -97,6 +124,9 @@ def check_seals(
 def _wrong(seal: Seal, due: int, key: bytes, entries: Mapping[int, str]) -> Flaw | None:
     if seal.number != due:
         return Flaw("seals", f"have {seal.number} where {due} is due: one is missing, moved or doubled")
+    if seal.journal:
+        right = hmac.compare_digest(seal.code, _journal_code(key, due, seal.journal))
+        return None if right else Flaw("seals", f"{due}: the journal of slot {seal.journal} was begun with another key")
     if due not in entries:
         return Flaw(f"entry {due:04d}", "was sealed and is missing from the files")
     if not hmac.compare_digest(seal.code, _code(key, due, entries[due])):
@@ -116,6 +146,10 @@ def _state_flaws(first_key: bytes, state: KeyState | None, first: int, last: int
     return []
 
 
+def _journal_code(key: bytes, number: int, journal: str) -> str:
+    return hmac.new(key, f"autotuner journal {number} {journal}".encode(), hashlib.sha256).hexdigest()
+
+
 def _code(key: bytes, number: int, sha256: str) -> str:
     return hmac.new(key, f"autotuner entry {number} {sha256}".encode(), hashlib.sha256).hexdigest()
 
@@ -128,10 +162,29 @@ def checkpoint(number: int, sha256: str) -> str:
     return f"{number}:{sha256[:32]}"
 
 
+def checkpoints(heads: Mapping[str, tuple[int, str]]) -> str:
+    """Given the number and hash of each journal's last entry by slot, return one checkpoint; one alone has no name."""
+    if len(heads) == 1:
+        return checkpoint(*next(iter(heads.values())))
+    return ",".join(f"{slot}={checkpoint(*head)}" for slot, head in heads.items()) or checkpoint(0, GENESIS)
+
+
 def read_checkpoint(text: str) -> tuple[int, str] | None:
     """Given what `checkpoint` made (or more of the hash), return the number and the hash's beginning; None if it is none."""
     match = re.fullmatch(r"(\d{1,12}):([0-9a-f]{32,64})", text.strip().lower())
     return (int(match[1]), match[2]) if match else None
+
+
+def read_checkpoints(text: str) -> dict[str, tuple[int, str]] | None:
+    """Given what `checkpoints` made, return each point by its slot, '' where none is named; None if it is no checkpoint."""
+    found: dict[str, tuple[int, str]] = {}
+    for part in text.strip().split(","):
+        slot, named, point = part.strip().rpartition("=")
+        read = read_checkpoint(point)
+        if read is None or slot in found or bool(named) != bool(slot):
+            return None
+        found[slot] = read
+    return found
 
 
 def since_checkpoint(point: tuple[int, str], entries: Sequence[tuple[int, str]]) -> list[Flaw]:
@@ -147,3 +200,21 @@ def since_checkpoint(point: tuple[int, str], entries: Sequence[tuple[int, str]])
             Flaw(f"entry {number:04d}", "is another than when the checkpoint was made: the journal was written anew")
         ]
     return []
+
+
+def since_checkpoints(
+    points: Mapping[str, tuple[int, str]], chains: Mapping[str, Sequence[tuple[int, str]]]
+) -> list[Flaw]:
+    """Given checkpoints by slot and the chain of each slot's journal from its very beginning, return what does not extend them.
+
+    A point without a slot was made where there was one journal: one of those that there are now must extend it.
+    """
+    flaws: list[Flaw] = []
+    for slot, point in points.items():
+        if slot and slot not in chains:
+            flaws.append(Flaw(f"slot {slot}", "had a journal when the checkpoint was made, and has none"))
+        tried = [since_checkpoint(point, chain) for name, chain in chains.items() if slot in {"", name}]
+        tried = tried or ([] if slot else [since_checkpoint(point, ())])
+        if tried and all(tried):
+            flaws += [Flaw(f"slot {slot}, {flaw.place}" if slot else flaw.place, flaw.message) for flaw in tried[0]]
+    return flaws

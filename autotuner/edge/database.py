@@ -18,7 +18,7 @@ from autotuner.core.redact import hide_values, one_line
 from autotuner.edge.files import make_folder, write_over_itself
 from autotuner.errors import DiskFull, StoreError
 
-SCHEMA_VERSION = "7"
+SCHEMA_VERSION = "8"
 # What turns a database of one schema into one of the next; a step is never changed once it was released.
 MIGRATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "1": (
@@ -56,6 +56,19 @@ MIGRATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
             "ALTER TABLE trials ADD COLUMN force INTEGER NOT NULL DEFAULT 0",
             "ALTER TABLE slots ADD COLUMN stopped TEXT NOT NULL DEFAULT ''",
             "ALTER TABLE slots ADD COLUMN force INTEGER NOT NULL DEFAULT 0",
+        ),
+    ),
+    "7": (
+        "8",
+        (
+            "ALTER TABLE entries RENAME TO common_entries",
+            """CREATE TABLE entries (
+                id INTEGER PRIMARY KEY, journal TEXT NOT NULL, number INTEGER NOT NULL, slot TEXT NOT NULL,
+                title TEXT NOT NULL, at TEXT NOT NULL, prev TEXT NOT NULL, sha256 TEXT NOT NULL, text TEXT NOT NULL,
+                trial_id INTEGER, published INTEGER NOT NULL DEFAULT 0, UNIQUE (journal, number))""",
+            """INSERT INTO entries SELECT number, '', number, slot, title, at, prev, sha256, text, trial_id, published
+                FROM common_entries ORDER BY number""",
+            "DROP TABLE common_entries",
         ),
     ),
 }

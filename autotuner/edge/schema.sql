@@ -125,8 +125,11 @@ CREATE TABLE IF NOT EXISTS slots (
   force INTEGER NOT NULL DEFAULT 0          -- what serves is not drained before it is stopped; since schema 7
 );
 
+-- A journal a slot, called like the slot; '' is the common one of earlier versions. Ids follow the order of decisions.
 CREATE TABLE IF NOT EXISTS entries (
-  number INTEGER PRIMARY KEY,
+  id INTEGER PRIMARY KEY,
+  journal TEXT NOT NULL,       -- since schema 8; until then all entries were of one journal
+  number INTEGER NOT NULL,
   slot TEXT NOT NULL,
   title TEXT NOT NULL,
   at TEXT NOT NULL,
@@ -134,5 +137,6 @@ CREATE TABLE IF NOT EXISTS entries (
   sha256 TEXT NOT NULL,
   text TEXT NOT NULL,
   trial_id INTEGER,
-  published INTEGER NOT NULL DEFAULT 0
+  published INTEGER NOT NULL DEFAULT 0,
+  UNIQUE (journal, number)
 );

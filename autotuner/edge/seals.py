@@ -1,16 +1,26 @@
-"""The seals' files: `seals` beside the journal, a line an entry, and the key for the next one, which replaces the last.
+"""The seals' files: `seals` beside a journal, a line an entry, and the key for the next one, which replaces the last.
 
 Owns an order that survives a crash anywhere: the entry is in the journal, then its seal, then the next key. Sealing an entry
 twice gives the same line, so that what a crash interrupted is simply done again, and nothing looks forged because of it.
+The seals that one first key is enough for begin above the slots' journals: a line for each journal that is sealed.
 """
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from autotuner.core.entry import Entry
-from autotuner.core.seal import KEY_BYTES, KeyState, SealsRead, key_after, read_seals, seal_line
+from autotuner.core.seal import (
+    KEY_BYTES,
+    KeyState,
+    SealsRead,
+    journal_key,
+    journal_line,
+    key_after,
+    read_seals,
+    seal_line,
+)
 from autotuner.edge import files
 from autotuner.edge.journal import translated
 from autotuner.errors import JournalBroken
@@ -25,6 +35,28 @@ class Seals:
         self._key_file = key_file
         self._path = folder / NAME
         self._state: KeyState | None = None
+        self._journals: set[str] = set()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether sealing was set up with this key."""
+        return self._state is not None or self._key_file.exists()
+
+    def begin_journal(self, slot: str, key_file: Path, first_number: int) -> None:
+        """Have a slot's journal sealed, from entry `first_number` on and with a key of its own; once is enough.
+
+        That key is of no use before the line that names it is there for good: until then it is made again.
+        Raise as `keep_up` does.
+        """
+        with self._safely():
+            state = self._state or self._open()
+            if slot not in self._journals:
+                files.make_folder(key_file.parent, 0o700)
+                give_to_owner(key_file.parent)
+                begin(key_file, first_number, journal_key(state.key, slot))
+                state = self._add(state, journal_line(state.key, state.number, slot))
+                self._journals.add(slot)
+            self._state = state
 
     def keep_up(self, last_number: int, entries_after: Callable[[int], Iterable[Entry]]) -> None:
         """Given the journal's last number and a way to get entries after a number, seal what is not sealed yet.
@@ -32,16 +64,21 @@ class Seals:
         Raise DiskFull or StoreError; then it is done again at the next call, from what the files say. Raise JournalBroken
         for a key that cannot be used: entries go on without seals, which `verify` will say.
         """
-        if self._state is None and not self._key_file.exists():
+        if not self.wanted:
             return
+        with self._safely():
+            state = self._state or self._open()
+            for entry in entries_after(state.number - 1) if state.number <= last_number else ():
+                if entry.number > last_number:
+                    break
+                state = self._add(state, seal_line(state.key, entry.number, entry.sha256))
+            self._state = state
+
+    @contextlib.contextmanager
+    def _safely(self) -> Iterator[None]:
         with translated(f"{self._path} cannot be written"):
             try:
-                state = self._state or self._open()
-                for entry in entries_after(state.number - 1) if state.number <= last_number else ():
-                    if entry.number > last_number:
-                        break
-                    state = self._add(state, entry)
-                self._state = state
+                yield
             except BaseException:
                 self._state = None  # what was written is read again, never trusted
                 raise
@@ -61,10 +98,11 @@ class Seals:
             os.truncate(self._path, good)
         if data:
             files.settle(self._path, min(good, 128))
+        self._journals = {seal.journal for seal in read_seals(data[:good]).seals if seal.journal}
         return state
 
-    def _add(self, state: KeyState, entry: Entry) -> KeyState:
-        files.append(self._path, seal_line(state.key, entry.number, entry.sha256))
+    def _add(self, state: KeyState, line: bytes) -> KeyState:
+        files.append(self._path, line)
         return self._turn(state)
 
     def _turn(self, state: KeyState) -> KeyState:
@@ -89,7 +127,7 @@ def begin(key_file: Path, first_number: int, key: bytes) -> None:
 
 
 def give_to_owner(path: Path) -> None:
-    """A file that root made goes to the owner of its folder: the daemon, which goes on with it, may be another user."""
+    """A file or folder that root made goes to the owner of its folder: the daemon, which goes on with it, may be another."""
     if os.geteuid() == 0 and path.exists():
         owner = path.parent.stat()
         os.chown(path, owner.st_uid, owner.st_gid)

@@ -20,7 +20,7 @@ from autotuner.core.source import Source
 from autotuner.core.state import LaunchState, TrialState, launch_may, trial_may
 from autotuner.core.verdict import LevelResult, TrialSoFar
 from autotuner.edge.database import Database
-from autotuner.edge.outbox import Outbox
+from autotuner.edge.outbox import Outboxes
 from autotuner.edge.proposals import Proposals
 from autotuner.edge.rows import (
     LaunchRow,
@@ -40,7 +40,7 @@ _WAITING = "slot = ? AND state = 'queued'"
 RECENT_LAUNCHES = 5000  # more than can fail within the window of the restart budget
 
 
-class Store(Outbox):
+class Store(Outboxes):
     """Reads and writes the state."""
 
     def __init__(self, path: Path) -> None:

@@ -222,9 +222,9 @@ def follow(run: Run, *, kill: bool, restore: bool) -> None:
     over: Callable[[str], bool] = (lambda slot: best_serves(run.state, slot)) if restore else run.idle
     until, shown = min(clock.monotonic_s() + run.plan.limit_s, run.plan.until_s), 0
     while not all(over(slot) for slot in run.plan.slots):
-        for entry in run.state.store.entries_after(shown):
+        for row_id, entry in run.state.store.decided_after(shown):
             say(f"{run.name}: {entry.number:04d} {entry.title}: {entry.sentence}")
-            shown = entry.number
+            shown = row_id
         if kill and run.concluded() >= run.plan.kill_after and run.starting():
             run.end_daemon(signal.SIGKILL)
             run.start_daemon()
@@ -237,7 +237,7 @@ def follow(run: Run, *, kill: bool, restore: bool) -> None:
             say(f"{run.name}: not done in time; what there is is kept")
             return
         clock.pause(POLL_S)
-    for entry in run.state.store.entries_after(shown):
+    for _, entry in run.state.store.decided_after(shown):
         say(f"{run.name}: {entry.number:04d} {entry.title}: {entry.sentence}")
 
 
@@ -252,8 +252,8 @@ def pack(run: Run) -> None:
     with tarfile.open(run.plan.work / f".{run.name}.tgz", "w:gz", compresslevel=6) as archive:
         for path in (where / "state.db", where / "autotuner.toml", where / "daemon.log", where / "policies"):
             archive.add(path, path.relative_to(where.parent))
-        for path in sorted(run.state.settings.journal.glob("*")):
-            archive.add(path, Path(run.name, "journal", path.name))
+        if run.state.settings.journal.is_dir():
+            archive.add(run.state.settings.journal, Path(run.name, "journal"))
         for path in sorted(run.state.settings.launches.glob("*/*.*")):
             archive.add(path, Path(run.name, "launches", path.parent.name, path.name))
     os.replace(run.plan.work / f".{run.name}.tgz", run.plan.work / f"{run.name}.tgz")  # noqa: PTH105 - whole or not there

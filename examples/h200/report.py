@@ -126,10 +126,10 @@ def read_run(kept: Path) -> RunRead:
     """Given the folder of a kept run, return what is told of it."""
     found = RunRead(kept.name)
     with opened(kept) as store:
-        entries = {entry.number: entry.text for entry in store.entries_after(0)}
+        entries = {(entry.slot, entry.number): entry.text for entry in store.entries()}
         trials = [trial for trial in store.trials() if trial.state is TrialState.DONE]
         for trial in trials:
-            one = worked(store, trial, entries.get(trial.entry or 0, ""))
+            one = worked(store, trial, entries.get((trial.slot, trial.entry or 0), ""))
             found.worked[trial.name] = one
             found.voids += [
                 f"{trial.name} at {r.figures.level_name}: {r.figures.void}" for r in one.results if r.figures.void

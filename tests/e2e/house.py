@@ -179,7 +179,7 @@ class House:
         return {t.name: str(t.verdict or t.state) for t in self.read(lambda s: s.trials())}
 
     def titles(self) -> list[str]:
-        return [e.title for e in self.read(lambda s: s.entries_after(0))]
+        return [e.title for e in self.read(lambda s: s.entries())]
 
     def launches(self) -> list[LaunchRow]:
         return list(self.read(lambda s: s.launches()))

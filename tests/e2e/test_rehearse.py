@@ -78,7 +78,7 @@ def test_candidates_get_what_they_deserve_and_nothing_is_left_running(tmp_path: 
     assert "not from your hardware" in said["note"]
     journal = Path(said["journal"])
     assert "promoted base" in journal.read_text()
-    assert {path.name for path in journal.parents[2].iterdir()} == {"state"}
+    assert {path.name for path in journal.parents[3].iterdir()} == {"state"}
     assert not left(tmp_path)
 
 

@@ -121,7 +121,7 @@ def test_a_best_known_that_dies_is_restored_with_an_entry(house: House) -> None:
     house.wait(lambda: "restored base" in house.titles())
     house.wait_serving("base")
     assert "server ended base" in house.titles()
-    entry = next(e for e in house.read(lambda s: s.entries_after(0)) if e.title == "restored base")
+    entry = next(e for e in house.read(lambda s: s.entries()) if e.title == "restored base")
     assert "- Verified: generated 8 tokens at http://127.0.0.1:" in entry.text
 
 
@@ -171,7 +171,7 @@ def test_sighup_takes_good_settings_and_keeps_the_old_ones_for_a_broken_file(hou
     house.settings_file.write_text(good + "\n[objektive]\nlevel = 1\n")
     house.daemons[-1].send_signal(signal.SIGHUP)
     house.wait(lambda: "settings kept" in house.titles())
-    assert "objektive" in house.read(lambda s: s.entries_after(0))[-1].text
+    assert "objektive" in house.read(lambda s: s.entries())[-1].text
     house.settings_file.write_text(good + "\n[objective]\nmin_gain_ratio = 0.1\n")
     house.daemons[-1].send_signal(signal.SIGHUP)
     house.wait(lambda: "settings taken over" in (house.folder / "daemon.log").read_text())
@@ -219,13 +219,13 @@ def test_hands_off_means_that_nothing_is_started_or_stopped(house: House) -> Non
 def test_an_altered_journal_is_kept_aside_and_written_anew_from_the_record(house: House) -> None:
     with_best_known(house)
     house.end()
-    path = next((house.state / "journal").glob("*.md"))
+    path = next((house.state / "journal").rglob("*.md"))
     path.write_text(path.read_text().replace("promoted base", "promoted bose"))
     assert house.cli("journal", "verify", check=False).returncode == 8
     house.start()
     house.wait(lambda: "journal altered" in house.titles())
     house.wait(lambda: house.cli("journal", "verify", check=False).returncode == 0)
-    assert list((house.state / "journal").glob("*.altered-*"))
+    assert list((house.state / "journal").rglob("*.altered-*"))
 
 
 def test_a_journal_whose_database_was_lost_is_kept_aside_and_a_new_one_begun(house: House) -> None:
@@ -240,7 +240,7 @@ def test_a_journal_whose_database_was_lost_is_kept_aside_and_a_new_one_begun(hou
     house.start()
     house.wait_serving("base")
     house.wait(lambda: house.cli("journal", "verify", check=False).returncode == 0)
-    assert list((house.state / "journal").glob("*.altered-*"))
+    assert list((house.state / "journal").rglob("*.altered-*"))
 
 
 def test_a_full_disk_ends_nothing_and_the_queue_goes_on_once_there_is_room(house: House) -> None:
@@ -344,6 +344,6 @@ def test_a_best_known_that_serves_and_dies_again_and_again_gives_way_to_the_one_
         house.wait(lambda n=number: [r.state for r in house.launches()].count(LaunchState.ENDED) > n)
     house.wait(lambda: (house.status()["serving"] or {}).get("name") == "base")
     assert [r.name for r in house.launches()] == ["b"] * RESTORE_FAILURES_MAX + ["base"]
-    entries = house.read(lambda s: s.entries_after(0))
+    entries = house.read(lambda s: s.entries())
     text = next(e.text for e in entries if e.title == "restored base")
     assert "autotuner restore-best" in text, "the entry says how the newest is tried again"

@@ -1,9 +1,9 @@
-"""P7, P9, P16: the journal's own code on a disk in memory, power lost at every operation, everything found that may be found.
+"""P7, P9, P16: the journals' own code on a disk in memory, power lost at every operation, everything found that may be found.
 
-A reference run decides, publishes, restarts and meets full and failing disks, with the daemon's own `_publish`, the real journal,
-seals and files. After each operation stands a snapshot of the disk; from each, disks are made as power loss may leave them (unsynced
+A reference run decides in two slots, publishes, restarts and meets full and failing disks, with the daemon's own publishing, the
+real journals, seals and files; half of the runs begin with one journal of all slots, as earlier versions had it. After each operation stands a snapshot of the disk; from each, disks are made as power loss may leave them (unsynced
 operations missing, reordered, torn at a byte, zeros, turned bits, names that never became durable), the daemon's code is started
-on each, and then nothing that was acknowledged may be missing, what was cut off must be kept aside and named, and the next entry
+on each, and then nothing that was acknowledged may be missing, what was cut off must be kept aside and named, and the next entries
 must verify. Recovery is interrupted in the same way, up to three times. The record stands for the database, which has a part
 of its own.
 """
@@ -12,25 +12,25 @@ import errno
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from autotuner.core.entry import GENESIS, Draft, Entry, render
-from autotuner.core.seal import check_seals
-from autotuner.daemon import Daemon
+from autotuner import publishing
+from autotuner.cli.sealing import Sealing
+from autotuner.core.entry import Draft
 from autotuner.edge import ballast, files, journal, seals, statusfile
-from autotuner.edge.journal import Journal, compare_with_store, journal_files, read_entries
-from autotuner.edge.seals import Seals, begin, read_all, read_key
+from autotuner.edge.outbox import COMMON
+from autotuner.edge.seals import begin
 from autotuner.errors import AutotunerError, StoreError
+from torture.crashrecord import FILE_BYTES, SLOTS, Daemon, Quiet, Record, settings_on
 from torture.disk import Disk, DiskPath, Loss, ShortWriteError, System
 from torture.tally import Tally
 
-FILE_BYTES = 2600  # a journal file has three or four entries, so that every run goes over several
 FIRST_KEY = b"first key of this reference run!"
-OF_ONE_SNAPSHOT = 24  # crash states sampled of each snapshot, beside the fixed ones
+OF_ONE_SNAPSHOT = 12  # crash states sampled of each snapshot, beside the fixed ones
 FIXED = tuple(Loss(names, data) for names in ("all", "none") for data in ("all", "none"))
 DEEPER = (0, 0, 0, 0, 0, 0, 1, 3)  # how often a recovery is interrupted in turn
 AGAIN = "cd tests && python -m torture.crashstates {seed} {number}"
@@ -53,6 +53,9 @@ def on_memory() -> Iterator[None]:
     """The modules that write durable files use the disk in memory."""
     modules: tuple[Any, ...] = (files, journal, seals, statusfile, ballast)
     real, room = [module.os for module in modules], ballast.BALLAST_BYTES
+    clock_and_log = publishing.clock, publishing.log
+    publishing.clock = SimpleNamespace(utc_label=lambda: "2026-02-01 00:00:00Z")  # type: ignore[assignment]
+    publishing.log = SimpleNamespace(get=Quiet)  # type: ignore[assignment]
     ballast.BALLAST_BYTES = 4096  # its size is not what is tried
     for module in modules:
         module.os = SWITCH
@@ -62,83 +65,7 @@ def on_memory() -> Iterator[None]:
         for module, old in zip(modules, real, strict=True):
             module.os = old
         ballast.BALLAST_BYTES = room
-
-
-class Record:
-    """What the daemon asks of the store, with the store's promise: what was committed is there."""
-
-    def __init__(self, entries: list[Entry], published: int) -> None:
-        self.entries, self.published_to = entries, published
-        self.after: Callable[[], None] = lambda: None
-
-    def add_entry(self, draft: Draft, at: str) -> Entry:
-        number, prev = (self.entries[-1].number + 1, self.entries[-1].sha256) if self.entries else (1, GENESIS)
-        self.entries.append(render(draft, number, at, prev))
-        self.after()
-        return self.entries[-1]
-
-    def entry_hash(self, number: int) -> str:
-        return self.entries[number - 1].sha256 if 1 <= number <= len(self.entries) else ""
-
-    def entries_after(self, number: int) -> list[Entry]:
-        return self.entries[number:]
-
-    def last_published(self) -> int:
-        return self.published_to
-
-    def mark_published(self, number: int) -> None:
-        self.published_to = number
-        self.after()
-
-    def committed(self) -> list[tuple[int, str]]:
-        return [(entry.number, entry.sha256) for entry in self.entries]
-
-    def published(self) -> list[tuple[int, str]]:
-        return self.committed()[: self.published_to]
-
-
-class Quiet:
-    """A log that nobody reads."""
-
-    def info(self, *_: Any, **__: Any) -> None: ...
-
-    error = info
-
-
-class Publisher(Daemon):
-    """The daemon's own code for journal and seals, and nothing else of it."""
-
-    def __init__(self, disk: Disk, record: Record) -> None:
-        state = DiskPath("/state").on(disk)
-        self._journal = Journal(state / "journal", FILE_BYTES)  # type: ignore[arg-type]
-        self._journal_open = False
-        self._seals = Seals(state / "seal.key", state / "journal")  # type: ignore[arg-type]
-        self._unsealed = ""
-        self._store = record  # type: ignore[assignment]
-        self._settings = SimpleNamespace(slots={"s": None})  # type: ignore[assignment]
-        self._log = Quiet()
-
-    def _note(self, slot: str, title: str, sentence: str, kept: list[Any]) -> None:
-        bullets = tuple(("Kept", path.name) for path in kept)
-        self._store.add_entry(Draft(slot, title, sentence, bullets), "2026-02-01 00:00:00Z")
-
-    def open(self) -> int:
-        """Open the journal as the daemon does; return how far its files go."""
-        self._open_journal()
-        return self._journal.last_number
-
-    def publish(self) -> None:
-        """What the daemon does each cycle; in trouble it opens the journal again at the next."""
-        try:
-            self._publish()
-        except StoreError:
-            self._journal_open = False
-            raise
-
-    @property
-    def acknowledged(self) -> int:
-        """How far the journal says that entries are durable."""
-        return 0 if self._journal._poisoned else self._journal.last_number
+        publishing.clock, publishing.log = clock_and_log
 
 
 @dataclass(frozen=True)
@@ -147,8 +74,8 @@ class Snapshot:
 
     disk: Disk
     entries: int
-    published: int
-    acknowledged: int
+    published: dict[str, int]
+    acknowledged: dict[str, int]
     version: int
     failing: bool
 
@@ -159,41 +86,47 @@ class Run:
 
     rng: random.Random
     disk: Disk = field(default_factory=Disk)
-    record: Record = field(default_factory=lambda: Record([], 0))
+    record: Record = field(default_factory=lambda: Record([], {}))
     snapshots: list[Snapshot] = field(default_factory=list)
     version: int = 0
     month: int = 1
     failing: bool = False
-    acknowledged: int = 0
+    earlier: bool = False  # it is the version that had one journal of all slots
+    acknowledged: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         SWITCH.system = System(self.disk)
-        self.publisher = Publisher(self.disk, self.record)
+        self.daemon = self.started()
         self.disk.after = self.record.after = self.look
 
     def look(self) -> None:
         """Keep what there is after an operation. What was acknowledged once is owed for ever."""
-        self.acknowledged = max(self.acknowledged, self.publisher.acknowledged, self.record.published_to)
+        for known in (self.daemon.acknowledged, self.record.published_to):
+            self.acknowledged |= {name: max(number, self.acknowledged.get(name, 0)) for name, number in known.items()}
         self.snapshots.append(
             Snapshot(
                 self.disk.copy(),
                 len(self.record.entries),
-                self.record.published_to,
-                self.acknowledged,
+                dict(self.record.published_to),
+                dict(self.acknowledged),
                 self.version,
                 self.failing,
             )
         )
 
+    def started(self) -> Daemon:
+        return Daemon(self.disk, self.record, common_only=self.earlier)
+
     def step(self) -> None:
         """Something that a daemon does or meets."""
-        kind = self.rng.choice(("decide", "decide", "decide", "restart", "file", "fault", "month", "other"))
+        kind = self.rng.choice(("decide", "decide", "decide", "restart", "file", "fault", "fault", "month", "other"))
         if kind == "decide":
             for _ in range(self.rng.choice((1, 1, 2))):
                 self.decide()
             self.publish()
         elif kind == "restart":
-            self.publisher = Publisher(self.disk, self.record)
+            self.earlier = False  # what is started anew may be the next version
+            self.daemon = self.started()
             self.publish()
         elif kind == "file":
             self.write_whole()
@@ -207,11 +140,13 @@ class Run:
     def decide(self) -> None:
         quote = tuple("word " * self.rng.randrange(1, 12) for _ in range(self.rng.randrange(4)))
         at = f"2026-{self.month:02d}-01 00:00:00Z"
-        self.record.add_entry(Draft("s", "tried", "It was tried.", (("Rule", "x"),), quote=quote), at)
+        draft = Draft(self.rng.choice(SLOTS), "tried", "It was tried.", (("Rule", "x"),), quote=quote)
+        self.record.add_entry(draft, at, journal=COMMON if self.earlier else None)
 
     def publish(self) -> None:
-        if self.publisher.acknowledged < len(self.record.entries) or not self.publisher._journal_open:
-            self.publisher.publish()
+        heads = {name: self.record.outbox(name).head[0] for name in self.record.journals()}
+        if not self.daemon.well or any(self.daemon.acknowledged.get(name) != number for name, number in heads.items()):
+            self.daemon.publish()
 
     def write_whole(self) -> None:
         """A file that is replaced as a whole: a launch, a proposal, a campaign."""
@@ -239,7 +174,7 @@ class Run:
                 ("rename", OSError(errno.EIO, "Input/output error")),
             )
         )
-        left = self.rng.randrange(1, 5)
+        left = self.rng.choice((1, 1, 1, 2, 3, 4))  # the first is mostly that of the entry itself
         full = False
 
         def fault(what: str) -> None:
@@ -266,11 +201,11 @@ class Run:
 def reference(seed: int, number: int) -> Run:
     """Given a seed and a number, do the run that belongs to them."""
     rng = random.Random(f"crash states {seed}/{number}")
-    run = Run(rng)
+    run = Run(rng, earlier=rng.random() < 0.5)
     files.make_folder(DiskPath("/state").on(run.disk))  # type: ignore[arg-type]
     run.publish()
     if rng.random() < 0.5:
-        begin(DiskPath("/state/seal.key").on(run.disk), max(1, len(run.record.entries)), FIRST_KEY)  # type: ignore[arg-type]
+        begin(settings_on(run.disk).seal_key, max(1, run.record.outbox(COMMON).head[0]), FIRST_KEY)
     for _ in range(rng.randrange(4, 9)):
         run.step()
     return run
@@ -311,9 +246,9 @@ class Checker:
     def wrong(self, snapshot: Snapshot, found: Disk, deeper: int = 0) -> tuple[str, str] | None:
         """Given a snapshot and a disk that power loss made of it, return the broken promise and what was seen."""
         SWITCH.system = System(found)
-        record = Record(list(self._run.record.entries[: snapshot.entries]), snapshot.published)
+        record = Record(list(self._run.record.entries[: snapshot.entries]), dict(snapshot.published))
         before = found.contents()
-        publisher = Publisher(found, record)
+        daemon = Daemon(found, record)
         inner: list[Snapshot] = []
         left = self._rng.randrange(1, 16) if deeper else 0  # the operation of the recovery at which power is lost again
 
@@ -321,17 +256,17 @@ class Checker:
             nonlocal left
             left -= 1
             if left == 0:
-                at = (len(record.entries), record.published_to, snapshot.acknowledged)
+                at = (len(record.entries), dict(record.published_to), snapshot.acknowledged)
                 inner.append(Snapshot(found.copy(), *at, version=0, failing=snapshot.failing))
 
         found.after = look if deeper else None
         try:
-            number = publisher.open()
-            lost = self._lost(snapshot, number, record)
-            aside = _not_kept(before, found, record)
-            publisher.publish()
-            record.add_entry(Draft("s", "after", "It went on."), "2026-12-31 00:00:00Z")
-            publisher.publish()
+            lost = self._lost(snapshot, daemon.open(), record)
+            aside = _not_kept(before, found, record, snapshot.entries)
+            daemon.publish()
+            for slot in SLOTS:
+                record.add_entry(Draft(slot, "after", "It went on."), "2026-12-31 00:00:00Z")
+            daemon.publish()
             broken = lost or aside or _unverified(found, record) or _whole_file(snapshot, found, self._run.version)
         except AutotunerError as error:
             return "P9", f"the next start fails: {error}"
@@ -349,16 +284,20 @@ class Checker:
             self._run.record.entries = kept
 
     @staticmethod
-    def _lost(snapshot: Snapshot, number: int, record: Record) -> tuple[str, str] | None:
-        if any(entry.title == "journal altered" for entry in record.entries[snapshot.entries :]):
+    def _lost(snapshot: Snapshot, numbers: dict[str, int], record: Record) -> tuple[str, str] | None:
+        if any(entry.title == "journal altered" for _, entry in record.entries[snapshot.entries :]):
             return "P9", "power loss is taken for tampering"
-        if number < snapshot.acknowledged:
-            promise = "P16" if snapshot.failing else "P7"
-            return promise, f"entry {snapshot.acknowledged} was acknowledged, the files go to {number}"
+        for name, owed in snapshot.acknowledged.items():
+            if numbers.get(name, 0) < owed:
+                promise = "P16" if snapshot.failing else "P7"
+                return (
+                    promise,
+                    f"entry {owed} of journal {name!r} was acknowledged, the files go to {numbers.get(name)}",
+                )
         return None
 
 
-def _not_kept(before: dict[str, bytes], found: Disk, record: Record) -> tuple[str, str] | None:
+def _not_kept(before: dict[str, bytes], found: Disk, record: Record, known: int) -> tuple[str, str] | None:
     """What was in the files and is not any more must be kept aside, and an entry must name where."""
     now = found.contents()
     for path, data in before.items():
@@ -373,26 +312,29 @@ def _not_kept(before: dict[str, bytes], found: Disk, record: Record) -> tuple[st
             kept = [p for p, d in now.items() if p.startswith(f"{path}.torn-") and d == cut]
             if not kept:
                 return "P9", f"{len(cut)} bytes cut off {path} are not kept aside"
-            if not any(kept[-1].rpartition("/")[2] in entry.text for entry in record.entries[-2:]):
+            if not any(kept[-1].rpartition("/")[2] in entry.text for _, entry in record.entries[known:]):
                 return "P9", f"no entry names {kept[-1]}"
     return None
 
 
 def _unverified(found: Disk, record: Record) -> tuple[str, str] | None:
-    """The files must hold every entry of the record, in order, sealed where that was set up."""
-    folder: Any = DiskPath("/state/journal").on(found)
-    entries, flaws = read_entries(folder)
-    flaws += compare_with_store(entries, record.published(), record.committed())
-    if flaws or entries != record.entries:
-        return "P9", f"after the next entry: {flaws[0] if flaws else 'the files are not the record'}"
-    key_file: Any = DiskPath("/state/seal.key").on(found)
-    if key_file.exists():
-        heads = {entry.number: entry.sha256 for entry in entries}
-        wrong, last = check_seals(FIRST_KEY, read_all(folder), heads, read_key(key_file))
-        if wrong or last != len(entries):
-            return "P9", f"the seals look forged: {wrong[0] if wrong else f'sealed to {last} of {len(entries)}'}"
-    if any(path.stat().st_size > FILE_BYTES for path in journal_files(folder)):
-        return "P9", "a journal file grew beyond its limit"
+    """The files must hold every entry of the record, each journal in its order, sealed where that was set up."""
+    settings = settings_on(found)
+    sealing = Sealing(settings, FIRST_KEY)
+    journals = publishing.checked(settings, record)  # type: ignore[arg-type]
+    for read in journals:
+        if read.flaws or list(read.entries) != record.outbox(read.slot).mine:
+            what = read.flaws[0] if read.flaws else "the files are not the record"
+            return "P9", f"after the next entry, in journal {read.slot!r}: {what}"
+        if any(path.stat().st_size > FILE_BYTES for path in read.files):
+            return "P9", "a journal file grew beyond its limit"
+    if sorted(read.slot for read in journals) != sorted(record.journals()):
+        return "P9", f"there are files of {[read.slot for read in journals]}"
+    if settings.seal_key.exists():
+        sealed = sealing.check(journals)
+        ends = {read.slot: read.head[0] for read in journals}
+        if sealed.flaws or sealed.last != ends:
+            return "P9", f"the seals look forged: {sealed.flaws[0] if sealed.flaws else f'{sealed.last} of {ends}'}"
     return None
 
 

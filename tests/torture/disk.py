@@ -220,7 +220,7 @@ class DiskPath(PurePosixPath):
         return self
 
     def _of(self, other: PurePosixPath) -> "DiskPath":
-        return type(self)(other).on(self.disk)
+        return (other if isinstance(other, DiskPath) else type(self)(other)).on(self.disk)
 
     def __truediv__(self, key: Any) -> "DiskPath":
         return self._of(super().__truediv__(key))
@@ -265,11 +265,10 @@ class DiskPath(PurePosixPath):
         self.write_bytes(text.encode(encoding))
 
     def glob(self, pattern: str) -> Iterator["DiskPath"]:
-        here = str(self)
-        for path in sorted(self.disk.names):
-            folder, _, name = path.rpartition("/")
-            if (folder or "/") == here and fnmatch(name, pattern):
-                yield self / name
+        here = str(self).rstrip("/") + "/"
+        below = [path[len(here) :] for path in (*self.disk.names, *self.disk.folders) if path.startswith(here)]
+        for name in sorted(name for name in set(below) if name and "/" not in name and fnmatch(name, pattern)):
+            yield self / name
 
     def mkdir(self, mode: int = 0o777, *, parents: bool = False, exist_ok: bool = False) -> None:
         self.disk.do("mkdir")

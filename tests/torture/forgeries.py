@@ -24,6 +24,7 @@ from autotuner.core.seal import (
     since_checkpoint,
 )
 from autotuner.edge.journal import compare_with_store
+from torture import forgedslots
 from torture.tally import Tally
 
 ENTRIES = 200
@@ -297,6 +298,19 @@ class Forger:
             if time.monotonic() > until:
                 return
 
+    def slots_forged(self, _until: float) -> None:
+        """Whole journals of slots moved, swapped, dropped and begun anew."""
+
+        def check(what: str, found: bool) -> None:
+            self.check("slots", what, found=found)
+
+        def good(what: str, kept: bool) -> None:
+            self.tally.counts["good journals"] += 1
+            how = f"{what} are doubted: {AGAIN.format(seed=self.seed, kind='slots')}"
+            self.tally.check("P8", kept=kept, how=how)
+
+        forgedslots.forge(self.rng, check, good)
+
     @property
     def kinds(self) -> dict[str, Callable[[float], None]]:
         """What there is to do, by the word that a violation names it with."""
@@ -306,6 +320,7 @@ class Forger:
             "entries": self.entries_moved,
             "hosts": self.hosts_taken,
             "good": self.good_ones,
+            "slots": self.slots_forged,
         }
 
 

@@ -25,11 +25,11 @@ def publish_before_commit() -> None:
 
     def making(self: Journal, *given: Any) -> None:
         made(self, *given)
-        journals[:] = [self]
+        journals.append(self)
 
     def adding(self: Store, *words: Any, **named: Any) -> Any:
         entry = add_entry(self, *words, **named)
-        for journal in journals:
+        for journal in [journal for journal in journals if journal._slot == entry.slot]:
             try:
                 journal.append(entry)
             except AutotunerError:

@@ -19,11 +19,11 @@ from autotuner.core.replay import replay
 from autotuner.core.state import LaunchState, TrialState, Verdict
 from autotuner.core.verdict import Judgement
 from autotuner.daemon import Daemon
-from autotuner.edge.journal import compare_with_store, read_entries
 from autotuner.edge.rows import SlotRow, Trial
 from autotuner.edge.store import Store
 from autotuner.engines import engine_for
 from autotuner.errors import AutotunerError
+from autotuner.publishing import checked
 from autotuner.settings import Settings, load_settings, policies_in
 from autotuner.shipped import folder as shipped
 from torture import simedge
@@ -358,7 +358,7 @@ class Campaign:
             return ""  # a person is needed, and was asked
         if store.queue(slot) or store.trial_in_hand(slot) is not None:
             return "the queue is not worked off"
-        if store.last_published() != store.last_entry():
+        if store.outbox(slot).last_published() != store.outbox(slot).last_entry():
             return "the journal lacks entries"
         if row.paused:
             return f"it is paused: {row.paused}"
@@ -393,14 +393,16 @@ class Campaign:
         still = "; ".join(f"{slot}: {why}" for slot in self.settings.slots if (why := self._why(slot)))
         last = " | ".join(self.checker.last_lines[-3:])
         check("P4", f"not well {PEACE_S / 3600:g} h after the last fault: {still} [{last}]", kept=self.well)
-        trials, entries = store.trials(), store.entries_after(0)
-        numbers = [entry.number for entry in entries]
-        check("P10", f"entries {numbers} have gaps", kept=numbers == list(range(1, len(numbers) + 1)))
+        trials, entries = store.trials(), store.entries()
+        for slot in self.settings.slots:
+            numbers = [entry.number for entry in entries if entry.slot == slot]
+            check("P10", f"entries {numbers} of {slot} have gaps", kept=numbers == list(range(1, len(numbers) + 1)))
         mine = [row["trial_id"] for row in store.db.all("SELECT trial_id FROM entries WHERE trial_id IS NOT NULL")]
         done = [trial.id for trial in trials if trial.state is TrialState.DONE]
         check("P10", f"trials {done} are done, entries are there for {mine}", kept=sorted(mine) == sorted(done))
-        read, flaws = read_entries(self.settings.journal)
-        flaws = flaws + compare_with_store(read, store.published(), store.committed())
+        journals = checked(self.settings, store)
+        read = [entry for journal in journals for entry in journal.entries]
+        flaws = [flaw for journal in journals for flaw in journal.flaws]
         check(
             "P9",
             f"the journal does not verify: {flaws[:1]}",

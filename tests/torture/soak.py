@@ -101,7 +101,7 @@ class Year(Campaign):
         ctypes.CDLL(None).malloc_trim(0)
         where = self.settings.state_dir
         every = [path for path in where.rglob("*") if path.is_file()]
-        journal = sum(path.stat().st_size for path in self.settings.journal.glob("*")) if self.lives else 0
+        journal = sum(path.stat().st_size for path in self.settings.journal.glob("**/*.md")) if self.lives else 0
         with self._as_operator():
             done = self.store.db.one("SELECT COUNT(*) FROM trials WHERE state = 'done'")
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])

@@ -221,7 +221,10 @@ def test_every_line_that_an_entry_may_have_is_in_the_guide() -> None:
     guide = (ROOT / "docs" / "guide.md").read_text()
     read_as = guide[guide.index("| part | read it as |") : guide.index("Only accept length can be compared")]
     named = {part.strip() for row in re.findall(r"^\| (.*?) \|", read_as, re.MULTILINE) for part in row.split(",")}
-    sources = [ROOT / "autotuner" / name for name in ("core/report.py", "outcome.py", "daemon.py", "slotworker.py")]
+    sources = [
+        ROOT / "autotuner" / name
+        for name in ("core/report.py", "outcome.py", "publishing.py", "edge/outbox.py", "slotworker.py")
+    ]
     bullets = {b for path in sources for b in re.findall(r"\(\"([A-Z][A-Za-z ]+)\", [^)]", path.read_text())}
     assert {"Reading", "Causes", "Kept", "Do"} <= bullets
     assert bullets - named == set()

@@ -86,7 +86,7 @@ def conclude(ctx: SlotContext, trial: Trial, *proposed: Fired) -> str:
     if followup.unsettled(ctx, trial.id):
         asyncio.run(followup.settle(ctx, trial.id))
     outcome.conclude(ctx, trial.id)
-    return ctx.store.entries_after(0)[-1].text
+    return ctx.store.entries()[-1].text
 
 
 def states(ctx: SlotContext) -> list[tuple[str, str]]:
@@ -176,7 +176,7 @@ def test_what_somebody_queued_meanwhile_is_not_queued_twice(ctx: SlotContext) ->
     theirs = ctx.store.add_trial("kimi", row.candidate, ("chat", BENCHMARK), AT)
     outcome.conclude(ctx, trial.id)
     assert [t.id for t in ctx.store.queue("kimi")] == [theirs]
-    assert f"Not queued: base+tp-size-2: it waits already: trial {theirs}" in ctx.store.entries_after(0)[-1].text
+    assert f"Not queued: base+tp-size-2: it waits already: trial {theirs}" in ctx.store.entries()[-1].text
 
 
 def test_a_trial_that_begins_anew_proposes_anew(ctx: SlotContext) -> None:
@@ -219,7 +219,7 @@ def test_a_start_that_ran_out_of_memory_is_tried_with_less_of_what_was_in_force(
     asyncio.run(followup.settle(ctx, trial.id))
     outcome.conclude(ctx, trial.id)
     assert [t.name for t in ctx.store.queue("kimi")] == ["base+mem-fraction-static-0.82"]
-    assert "to leave more memory beside weights and KV cache (expected +5 %)" in ctx.store.entries_after(0)[-1].text
+    assert "to leave more memory beside weights and KV cache (expected +5 %)" in ctx.store.entries()[-1].text
 
 
 def test_memory_that_is_too_much_at_one_share_and_too_little_at_the_next_is_given_up(ctx: SlotContext) -> None:
@@ -237,7 +237,7 @@ def test_memory_that_is_too_much_at_one_share_and_too_little_at_the_next_is_give
     asyncio.run(followup.settle(ctx, lower.id))
     outcome.conclude(ctx, lower.id)
     assert ctx.store.queue("kimi") == []
-    assert "no share of the memory fits" in ctx.store.entries_after(0)[-1].text
+    assert "no share of the memory fits" in ctx.store.entries()[-1].text
 
 
 def test_a_flag_that_the_release_refused_is_written_as_it_calls_it(ctx: SlotContext) -> None:

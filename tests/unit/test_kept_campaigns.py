@@ -21,8 +21,8 @@ from autotuner.core.candidate import Candidate, Launch
 from autotuner.core.state import LaunchState
 from autotuner.core.verdict import next_level
 from autotuner.edge.campaigns import FILE, read_campaign
-from autotuner.edge.journal import Journal
 from autotuner.errors import Refused
+from autotuner.publishing import Publishing
 
 ROOT = Path(__file__).resolve().parents[2]
 CAMPAIGNS = ROOT / "examples" / "campaigns"
@@ -133,11 +133,7 @@ def archive(tmp_path: Path) -> Path:
             house.store.put_result(trial.id, level(at, rate), {"policies": {}, "looks": []})
         outcome.conclude(house.ctx, trial.id)
         house.store.move_launch(row.id, LaunchState.ENDED)
-    journal = Journal(folder / "journal")
-    journal.open("now")
-    for entry in house.store.entries_after(0):
-        journal.append(entry)
-        house.store.mark_published(entry.number)
+    Publishing(house.ctx.settings.model_copy(update={"journal_dir": folder / "journal"}), house.store).publish()
     house.store.close()
     shutil.copy(folder / "state" / "state.db", folder / "state.db")
     (folder / "policies").mkdir()

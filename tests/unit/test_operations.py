@@ -126,10 +126,10 @@ def test_a_stop_waits_for_requests_as_long_as_the_settings_say_unless_it_is_forc
 def test_a_stop_that_somebody_asked_for_has_an_entry_and_one_that_makes_room_has_none(ctx: SlotContext) -> None:
     row = launched(ctx, "l1")
     outcome.stopped(ctx, row)
-    assert ctx.store.entries_after(0) == []
+    assert ctx.store.entries() == []
     ctx.store.update_slot("a", stopped="by me, new driver", force=True)
     outcome.stopped(ctx, row)
-    (entry,) = ctx.store.entries_after(0)
+    (entry,) = ctx.store.entries()
     assert (entry.title, "by me, new driver" in entry.text, "autotuner resume" in entry.text) == (
         "stopped best",
         True,
@@ -241,7 +241,7 @@ def test_a_key_that_was_changed_is_hidden_from_the_next_launch_on(ctx: SlotConte
         key.write_text(value + "\n")
         ctx.take_secrets()
         outcome.note(ctx, "said", f"The server printed {value}.")
-    text = "".join(entry.text for entry in ctx.store.entries_after(0))
+    text = "".join(entry.text for entry in ctx.store.entries())
     assert text.count("printed ***") == 2
     assert "key" not in text
 

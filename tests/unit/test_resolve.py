@@ -196,7 +196,7 @@ def test_a_trial_on_a_server_that_was_measured_already_ends_at_once_and_points_t
     assert trial.ended.sentence.startswith("the same effective configuration as eagle (trial 1)")
     judgement = outcome.conclude(ctx, trial.id)
     assert (judgement.verdict, judgement.promote) == (Verdict.INCONCLUSIVE, False)
-    entry = ctx.store.entries_after(0)[-1]
+    entry = ctx.store.entries()[-1]
     assert "inconclusive eagle-48" in entry.title
     assert "autotuner show 1" in entry.text
     assert "Requested against effective" in entry.text

@@ -28,7 +28,7 @@ class ToldSlot:
         return self.store.trial(trial.id)
 
     def last_entry(self) -> str:
-        return self.store.entries_after(0)[-1].text
+        return self.store.entries()[-1].text
 
     def cli(self, *words: str) -> str:
         ran = CliRunner().invoke(main, ["-s", str(self.file), *words])

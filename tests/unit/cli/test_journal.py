@@ -9,11 +9,13 @@ from click.testing import CliRunner, Result
 
 from autotuner.cli import main
 from autotuner.core.entry import GENESIS, Draft, render
-from autotuner.core.seal import key_after
+from autotuner.core.seal import journal_key, key_after
 from autotuner.edge.files import FolderLock
 from autotuner.edge.journal import Journal, journal_files
-from autotuner.edge.seals import Seals, read_key
+from autotuner.edge.seals import read_key
 from autotuner.edge.store import Store
+from autotuner.publishing import Publishing
+from autotuner.settings import load_settings
 
 AT = "2026-11-29 15:02:14Z"
 
@@ -27,13 +29,14 @@ class House:
         self.settings.write_text('state_dir = "state"\n[slots.kimi]\nport = 8000\n')
         self.store = Store(self.state / "state.db")
 
-    def decide(self, times: int = 1) -> None:
-        journal, seals = Journal(self.journal), Seals(self.state / "seal.key", self.journal)
-        journal.open("t")
+    def decide(self, times: int = 1, slot: str = "kimi") -> None:
         for _ in range(times):
-            journal.append(self.store.add_entry(Draft("kimi", "tried", "It was tried."), AT))
-        seals.keep_up(journal.last_number, self.store.entries_after)
-        self.store.mark_published(journal.last_number)
+            self.store.add_entry(Draft(slot, "tried", "It was tried."), AT)
+        self.publish()
+
+    def publish(self) -> None:
+        """What a daemon does that is started now."""
+        Publishing(load_settings(self.settings), self.store).publish()
 
     def run(self, *words: str, stdin: str = "") -> Result:
         return CliRunner().invoke(main, ["-s", str(self.settings), "journal", *words], input=stdin)
@@ -46,14 +49,15 @@ class House:
     def forge(self) -> None:
         """Write everything anew, files and database alike, as whoever holds the host could."""
         self.store.db.run("DELETE FROM entries")
-        for path in journal_files(self.journal):
+        for path in journal_files(self.journal / "kimi"):
             path.unlink()
-        journal, prev = Journal(self.journal), GENESIS
+        journal, prev = Journal(self.journal / "kimi", slot="kimi"), GENESIS
         journal.open("t")
         for number in range(1, 5):
             entry = render(Draft("kimi", "forged", "It never was."), number, AT, prev)
             self.store.db.run(
-                "INSERT INTO entries (number, slot, title, at, prev, sha256, text, published) VALUES (?, ?, ?, ?, ?, ?, ?, 1)",
+                "INSERT INTO entries (journal, number, slot, title, at, prev, sha256, text, published)"
+                " VALUES ('kimi', ?, ?, ?, ?, ?, ?, ?, 1)",
                 *(entry.number, entry.slot, entry.title, entry.at, entry.prev, entry.sha256, entry.text),
             )
             journal.append(entry)
@@ -102,10 +106,13 @@ def test_a_sealed_journal_written_anew_is_found_by_the_first_key_alone(house: Ho
     key = ran.stdout.strip()
     assert re.fullmatch(r"[0-9a-f]{64}", key)
     assert "shown once" in ran.stderr
-    state = read_key(house.state / "seal.key")
+    state = read_key(house.state / "seal.keys" / "kimi")
     assert state is not None
     assert state.number == 5, "the last entry is sealed at once, so that the first key is not on the host any more"
-    assert state.key == key_after(bytes.fromhex(key))
+    root = read_key(house.state / "seal.key")
+    assert root is not None
+    assert (root.number, root.key) == (2, key_after(bytes.fromhex(key)))
+    assert state.key == key_after(journal_key(bytes.fromhex(key), "kimi"))
     house.decide(2)
     (tmp_path / "key").write_text(key + "\n")
     assert ", sealed to 0006" in house.says("verify", "--key", str(tmp_path / "key"))
@@ -120,7 +127,7 @@ def test_a_sealed_journal_written_anew_is_found_by_the_first_key_alone(house: Ho
 
 def test_entries_that_wait_for_the_daemon_to_seal_them_are_counted_and_no_flaw(house: House) -> None:
     key = house.says("seal").strip()
-    journal = Journal(house.journal)
+    journal = Journal(house.journal / "kimi", slot="kimi")
     journal.open("t")
     journal.append(house.store.add_entry(Draft("kimi", "tried", "It was tried."), AT))
     assert ", sealed to 0004; 1 not sealed yet" in house.says("verify", "--key", "-", stdin=key)
@@ -153,7 +160,11 @@ def test_a_sealed_journal_is_not_sealed_again_by_mistake(house: House) -> None:
     assert "sealed already" in ran.output
     (house.state / "seal.key").unlink()
     assert house.run("seal").exit_code == 4
-    (house.journal / "seals").rename(house.journal / "seals.old")
+    for path in (house.journal / "seals", house.journal / "kimi" / "seals", house.state / "seal.keys"):
+        ran = house.run("seal")
+        assert ran.exit_code == 4
+        assert str(path) in ran.output, "what is to be moved aside is named"
+        path.rename(path.with_name(f"old-{path.name}"))
     house.says("seal")
     assert (house.state / "seal.key").read_bytes() != before
 
@@ -168,7 +179,7 @@ def test_what_is_no_key_is_said(house: House, key: str) -> None:
 
 
 def test_a_broken_journal_gets_neither_a_checkpoint_nor_seals(house: House) -> None:
-    (path,) = journal_files(house.journal)
+    (path,) = journal_files(house.journal / "kimi")
     path.write_bytes(path.read_bytes().replace(b"It was tried", b"It was tired", 1))
     for command in ("head", "seal"):
         ran = house.run(command)

@@ -30,6 +30,7 @@ from autotuner.core.state import LaunchState, Purpose, TrialState, Verdict, laun
 from autotuner.core.statistics import Interval
 from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar
 from autotuner.edge.database import MIGRATIONS, SCHEMA_VERSION, Database
+from autotuner.edge.outbox import COMMON, NO_SLOT
 from autotuner.edge.rows import LaunchRow, SlotRow, basis_json, configuration_json, judgement_columns, read_basis
 from autotuner.edge.store import Store
 from autotuner.engines.base import Diagnosis, Effective
@@ -338,7 +339,7 @@ def test_eight_processes_that_write_at_once_lose_nothing_and_number_entries_with
         writer.join(60)
     assert [w.exitcode for w in writers] == [0] * 8
     store = Store(path)
-    trials, found = store.trials(), store.entries_after(0)
+    trials, found = store.trials(), store.entries()
     assert {t.name for t in trials} == {e.title for e in found} == {f"{who}-{i}" for who in range(8) for i in range(15)}
     assert [t.id for t in trials] == list(range(1, 121))
     assert [t.id for t in store.queue("kimi")] == [t.id for t in trials]
@@ -347,7 +348,7 @@ def test_eight_processes_that_write_at_once_lose_nothing_and_number_entries_with
         assert (entry.number, entry.prev) == (number, prev)
         prev = entry.sha256
         assert link(entry.prev, entry.text.rsplit("<!--", 1)[0]) == entry.sha256
-    assert store.committed() == [(e.number, e.sha256) for e in found]
+    assert store.outbox("kimi").committed() == [(e.number, e.sha256) for e in found]
     assert store.db.check() == "ok"
     store.close()
 
@@ -374,7 +375,7 @@ def test_a_writer_killed_at_any_time_leaves_whole_transactions(tmp_path: Path) -
             os.kill(writer.pid, signal.SIGKILL)
             said = writer.stdout.read().split()
         store = Store(path)
-        trials, found = store.trials(), store.entries_after(0)
+        trials, found = store.trials(), store.entries()
         assert [t.name for t in trials] == [e.title for e in found]
         assert [e.number for e in found] == list(range(1, len(found) + 1))
         assert not said or f"n{int(said[-1])}" in {t.name for t in trials}  # what was acknowledged is there
@@ -385,12 +386,12 @@ def test_a_writer_killed_at_any_time_leaves_whole_transactions(tmp_path: Path) -
 def test_publishing_marks_all_up_to_a_number(store: Store) -> None:
     for i in range(4):
         store.add_entry(Draft("kimi", str(i), "x"), AT)
-    assert (store.last_published(), store.published()) == (0, [])
-    store.mark_published(2)
-    store.mark_published(2)
-    assert store.last_published() == 2
-    assert store.published() == store.committed()[:2]
-    assert [e.number for e in store.entries_after(2)] == [3, 4]
+    assert (store.outbox("kimi").last_published(), store.outbox("kimi").published()) == (0, [])
+    store.outbox("kimi").mark_published(2)
+    store.outbox("kimi").mark_published(2)
+    assert store.outbox("kimi").last_published() == 2
+    assert store.outbox("kimi").published() == store.outbox("kimi").committed()[:2]
+    assert [e.number for e in store.outbox("kimi").entries_after(2)] == [3, 4]
 
 
 def test_no_secret_gets_into_an_entry(store: Store) -> None:
@@ -445,7 +446,7 @@ def test_a_transaction_is_all_or_nothing_also_where_one_holds_another(store: Sto
         store.add_entry(Draft("kimi", "t", "s"), AT)
         raise RuntimeError
     assert store.trials() == []
-    assert store.entries_after(0) == []
+    assert store.entries() == []
     with store.transaction(), store.transaction():
         add(store, "z")
     assert [t.name for t in store.trials()] == ["z"]
@@ -483,12 +484,12 @@ def test_a_full_disk_is_recognised_and_leaves_nothing_half_applied(small_disk: A
                 trial = store.add_trial("kimi", candidate(), BENCHMARK, AT)
                 store.add_entry(Draft("kimi", str(trial), "x" * 1500), AT, trial)
             added += 1
-    assert len(store.trials()) == len(store.entries_after(0)) == added
+    assert len(store.trials()) == len(store.entries()) == added
     assert store.db.check() == "ok"
     (place / "filler").unlink()
     with store.transaction():
         store.add_entry(Draft("kimi", str(store.add_trial("kimi", candidate(), BENCHMARK, AT)), "x"), AT)
-    assert len(store.trials()) == len(store.entries_after(0)) == added + 1
+    assert len(store.trials()) == len(store.entries()) == added + 1
     store.close()
 
 
@@ -501,7 +502,7 @@ def test_a_transaction_too_big_for_the_disk_is_a_full_disk(small_disk: Any) -> N
     with pytest.raises(DiskFull), store.transaction():  # noqa: PT012
         for i in range(2000):
             store.add_entry(Draft("kimi", str(i), "x" * 1500), AT)
-    assert store.entries_after(0) == []
+    assert store.entries() == []
     assert not store.db._connection.in_transaction
     store.add_entry(Draft("kimi", "goes on", "x"), AT)
     store.close()
@@ -527,13 +528,16 @@ def test_a_schema_of_another_version_is_refused(tmp_path: Path) -> None:
     store = Store(path)
     store.db.run("UPDATE meta SET value = '99' WHERE key = 'schema'")
     store.close()
-    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 7"):
+    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 8"):
         Store(path)
 
 
 def old_database(path: Path) -> None:
-    """A database as schema 1 had it, with a launch in it."""
+    """A database as schema 1 had it, with a launch and two entries in it."""
     store = Store(path)
+    for number in (1, 2):
+        store.add_entry(Draft("kimi", f"tried {number}", "It was tried."), AT, number)
+    with_one_journal(store)
     store.put_candidate(candidate(), "name = 'a'", "a.toml")
     store.add_launch(launch_row("old", state=LaunchState.SERVING))
     store.db.run("ALTER TABLE launches DROP COLUMN engine_version")
@@ -549,6 +553,19 @@ def old_database(path: Path) -> None:
     store.close()
 
 
+def with_one_journal(store: Store) -> None:
+    """Make the entries as they were when all slots had one journal."""
+    columns = "number, slot, title, at, prev, sha256, text, trial_id, published"
+    store.db.run(
+        "CREATE TABLE old (number INTEGER PRIMARY KEY, slot TEXT NOT NULL, title TEXT NOT NULL, at TEXT NOT NULL,"
+        " prev TEXT NOT NULL, sha256 TEXT NOT NULL, text TEXT NOT NULL, trial_id INTEGER,"
+        " published INTEGER NOT NULL DEFAULT 0)"
+    )
+    store.db.run(f"INSERT INTO old SELECT {columns} FROM entries")
+    store.db.run("DROP TABLE entries")
+    store.db.run("ALTER TABLE old RENAME TO entries")
+
+
 def test_a_database_of_the_first_schema_is_brought_up_to_date_with_all_that_is_in_it(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     old_database(path)
@@ -556,6 +573,8 @@ def test_a_database_of_the_first_schema_is_brought_up_to_date_with_all_that_is_i
         store = Store(path)
         (old,) = store.launches("kimi")
         assert (old.id, old.state, old.stages, old.engine_version) == ("old", LaunchState.SERVING, (), None)
+        assert [(e.number, e.title) for e in store.entries()] == [(1, "tried 1"), (2, "tried 2")]
+        assert store.journals() == [COMMON]
         assert store.db.one("SELECT value FROM meta WHERE key = 'schema'")[0] == SCHEMA_VERSION  # type: ignore[index]
         store.close()
 
@@ -565,7 +584,7 @@ def test_a_migrated_database_has_the_columns_of_a_new_one(tmp_path: Path) -> Non
     columns = []
     for name in ("old.db", "new.db"):
         store = Store(tmp_path / name)
-        tables = ("launches", "trials", "policies", "proposals", "results", "slots")
+        tables = ("launches", "trials", "policies", "proposals", "results", "slots", "entries")
         columns.append([tuple(row)[1:] for table in tables for row in store.db.all(f"PRAGMA table_info({table})")])
         store.close()
     assert columns[0] == columns[1]
@@ -676,7 +695,7 @@ def test_a_damaged_file_is_said_to_be_damaged(tmp_path: Path) -> None:
     path.write_bytes(data)
     store = Store(path)
     with pytest.raises(StoreError, match="is damaged"):
-        store.entries_after(0)
+        store.entries()
     try:
         assert store.db.check() != "ok"
     except StoreError as error:
@@ -801,14 +820,62 @@ def test_the_last_launch_of_a_boot_is_known_once_it_has_ended(store: Store) -> N
     assert store.last_ended("kimi", "b") is None
 
 
+def test_each_slot_has_its_own_numbers_and_its_own_chain(store: Store) -> None:
+    for slot in ("a", "b", "a", "a"):
+        store.add_entry(Draft(slot, f"of {slot}", "x"), AT)
+    assert [(e.slot, e.number) for e in store.entries()] == [("a", 1), ("b", 1), ("a", 2), ("a", 3)]
+    for slot, count in (("a", 3), ("b", 1)):
+        found, prev = store.outbox(slot).entries_after(0), GENESIS
+        assert (len(found), {e.slot for e in found}) == (count, {slot})
+        for entry in found:
+            assert entry.prev == prev
+            prev = entry.sha256
+    store.outbox("a").mark_published(2)
+    assert (store.outbox("a").last_published(), store.outbox("b").last_published()) == (2, 0)
+    assert store.journals() == ["a", "b"]
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+def test_what_was_one_journal_of_all_slots_is_closed_once_and_each_slot_goes_on_from_it(
+    tmp_path: Path, at_start: bool
+) -> None:
+    store = Store(tmp_path / "state.db")
+    for number in (1, 2):
+        store.add_entry(Draft("a", f"tried {number}", "x"), AT)
+    with_one_journal(store)
+    store.db.run("UPDATE meta SET value = '7' WHERE key = 'schema'")
+    store.close()
+    store = Store(tmp_path / "state.db")
+    if at_start:  # at its start a daemon ends it; else the next entry of any slot does
+        store.close_common(AT)
+    for slot in ("b", "a", "b"):
+        store.add_entry(Draft(slot, "tried", "x"), AT)
+    store.close_common(AT)
+    shown = [(e.slot, e.number, e.title) for e in store.entries()[1:]]
+    ended = [("a", 2, "tried 2"), (NO_SLOT, 3, "journal closed")]
+    assert shown == [*ended, ("b", 4, "tried"), ("a", 4, "tried"), ("b", 5, "tried")]
+    last = store.outbox(COMMON).entries_after(2)[-1]
+    for slot in ("a", "b"):
+        first = store.outbox(slot).entries_after(0)[0]
+        assert (first.number, first.prev) == (last.number + 1, last.sha256)
+        assert "the journal of all slots, which ended with entry 0003" in first.text
+        assert store.outbox(slot).origin == store.outbox("of a slot to come").origin == (3, last.sha256)
+    assert "- Told of so far: a" in last.text
+    store.close()
+
+
 def test_entries_are_published_up_to_a_number(store: Store) -> None:
-    assert (store.last_entry(), store.last_published(), store.entry_hash(1)) == (0, 0, "")
+    assert (
+        store.outbox("kimi").last_entry(),
+        store.outbox("kimi").last_published(),
+        store.outbox("kimi").entry_hash(1),
+    ) == (0, 0, "")
     entries = [store.add_entry(Draft("kimi", "note", "Something."), AT) for _ in range(4)]
-    store.mark_published(2)
-    assert (store.last_entry(), store.last_published()) == (4, 2)
-    store.mark_published(4)
-    assert [number for number, _ in store.published()] == [1, 2, 3, 4]
-    assert store.entry_hash(3) == entries[2].sha256
+    store.outbox("kimi").mark_published(2)
+    assert (store.outbox("kimi").last_entry(), store.outbox("kimi").last_published()) == (4, 2)
+    store.outbox("kimi").mark_published(4)
+    assert [number for number, _ in store.outbox("kimi").published()] == [1, 2, 3, 4]
+    assert store.outbox("kimi").entry_hash(3) == entries[2].sha256
 
 
 def test_concluded_trials_after_an_entry_are_told_apart(store: Store) -> None:
