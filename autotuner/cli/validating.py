@@ -156,7 +156,7 @@ class _Checks:
             found = by_itself(candidate) + Findings(warnings=(f"not checked against its program: {error}",))
         if name not in self.held:
             self.held[name] = await place_warnings(host, slot)
-        risks = unchecked(candidate, self.settings.objective_of(name).constraints.answers_agree_min)
+        risks = unchecked(candidate, settings.objective_of(name).constraints.answers_agree_min)
         return found + Findings((*slot_problems(candidate, slot), *risks), self.held[name])
 
     def _slots_of(self, candidate: Candidate) -> list[str]:
