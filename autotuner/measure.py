@@ -30,7 +30,7 @@ from autotuner.edge.machine import MachineWatch, NoWatch
 from autotuner.edge.probes import GENERATE_TIMEOUT_S, Probe
 from autotuner.edge.rows import Trial
 from autotuner.engines import situation
-from autotuner.engines.base import Diagnosis, Engine, ServerExit
+from autotuner.engines.base import Diagnosis, Engine
 from autotuner.engines.reading import read
 from autotuner.errors import HostError
 
@@ -235,8 +235,8 @@ class _Level:
         """If the server has died, return why and the rule that names it."""
         if await self._alive():
             return None
-        lines = await self.log.rest()
-        diagnosis = self.engine.diagnose(ServerExit(self.seen.exit_code, asked=False, became_ready=True), lines)
+        self.seen = await self.ctx.seen(self.action.launch_id)
+        diagnosis = await self.log.why_ended(self.seen, asked=False, became_ready=True)
         facts = {**server_facts(alive=False, exit_code=self.seen.exit_code, diagnosis=diagnosis), **self._facts()}
         return diagnosis, self.rules.look("window", facts) or server_ended(diagnosis)
 
@@ -295,7 +295,7 @@ class _Level:
 
     async def _alive(self) -> bool:
         self.seen = await self.ctx.host.inspect(self.action.launch_id)
-        return self.seen.alive
+        return self.seen.alive and not self.seen.failing
 
     def _over(self) -> bool:
         """The level's time is over, unless too few requests were answered or a rule wants more evidence."""

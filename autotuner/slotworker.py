@@ -249,7 +249,7 @@ class SlotWorker:
             facts["budget.trials_left"] = float(budget.trials - len(begun))
         if budget.gpu_hours is not None:
             busy_s = sum(outcome.took_s(t) if t.ended_at is None else t.busy_s for t in begun)
-            facts["budget.gpu_hours_left"] = budget.gpu_hours - busy_s / 3600 * max(1, len(self.ctx.slot.gpus))
+            facts["budget.gpu_hours_left"] = budget.gpu_hours - busy_s / 3600 * self.ctx.slot.gpu_count
         if budget.deadline is not None:
             facts["budget.deadline_s"] = (budget.deadline - clock.utc_now()).total_seconds()
         return facts
@@ -257,8 +257,10 @@ class SlotWorker:
     async def _observe(self, recorded: Recorded) -> Observed:
         living = set()
         for launch in recorded.launches:
-            if launch.id in self.ctx.starting or (await self.ctx.host.inspect(launch.id)).alive:
+            if launch.id in self.ctx.starting or await self._lives(launch.id):
                 living.add(launch.id)
+        if not living:
+            self.ctx.ranks = ()
         verified = self.ctx.verified & living
         every = self.ctx.settings.serving_probe_every_s
         if every and clock.monotonic_s() - self._probed_s > every:
@@ -267,6 +269,11 @@ class SlotWorker:
         self.ctx.verified &= living
         self.ctx.living = frozenset(living)
         return Observed(frozenset(living), frozenset(verified), doing=self._doing)
+
+    async def _lives(self, launch_id: str) -> bool:
+        seen = await self.ctx.host.inspect(launch_id)
+        self.ctx.ranks = tuple({"host": rank.where, "alive": rank.seen.alive} for rank in seen.ranks)
+        return seen.alive
 
     async def _others(self) -> tuple[str, str]:
         """Who else holds the slot's port or GPUs: a stranger, who is named and never touched, or what a server of ours left."""
@@ -278,7 +285,7 @@ class SlotWorker:
         for gpu in gpus:
             if gpu.processes:
                 pid, name, mib = gpu.processes[0]
-                return f"GPU {gpu.index} is used by pid {pid} ({name}, {mib:.0f} MiB)", ""
+                return f"GPU {gpu.name} is used by pid {pid} ({name}, {mib:.0f} MiB)", ""
         return "", self._memory_left(gpus)
 
     def _memory_left(self, gpus: tuple[GpuUse, ...]) -> str:
@@ -291,7 +298,7 @@ class SlotWorker:
             self._ended, self._ended_s = last.id, clock.monotonic_s()
         if not over or clock.monotonic_s() - self._ended_s > GPU_WAIT_S:
             return ""
-        shown = ", ".join(f"GPU {g.index}: {g.used_mib:.0f} MiB, {last.gpu_used_mib[g.index]:.0f} before" for g in over)
+        shown = ", ".join(f"GPU {g.name}: {g.used_mib:.0f} MiB, {last.gpu_used_mib[g.index]:.0f} before" for g in over)
         return f"the GPU memory of {last.name}, which has ended, is not free yet ({shown})"
 
     async def _carry_out(self, decision: Decision, recorded: Recorded, observed: Observed) -> None:
