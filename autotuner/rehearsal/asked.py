@@ -3,12 +3,13 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
 from autotuner.rehearsal.batch import Acceptance
 from autotuner.rehearsal.personalities import CAPPED_AT, HALF_LIFE_S, Personality
+from autotuner.rehearsal.ranks import ALONE, Ranks
 from autotuner.rehearsal.speeds import DRAFTED_NGRAM, DRAFTED_STEPS, SHAPES, Costs, Shape, shape_for
 
 ENGINES = ("sglang", "vllm", "llamacpp")
@@ -46,6 +47,7 @@ class Asked:
     log_interval: int = 40
     context_len: int = 8192
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ranks: Ranks = ALONE
 
 
 @cache
@@ -92,7 +94,27 @@ def read(
     model = options.text("--model-path", "--model", "-m") or "model"
     if engine == "vllm":
         model = next(iter(options.values.get("", ())[1:]), model)
-    return readers[engine](options, env, personality, SHAPES[shape] if shape else shape_for(model), model)
+    found = readers[engine](options, env, personality, SHAPES[shape] if shape else shape_for(model), model)
+    return replace(found, ranks=ranks_of(engine, argv))
+
+
+def ranks_of(engine: str, argv: list[str]) -> Ranks:
+    """Given an engine's argv, return which rank of how many it asks for. Raise WrongFlagError."""
+    options = _Options(options_of(engine, argv))
+    count, number = options.whole(1, "--nnodes"), options.whole(0, "--node-rank")
+    if number >= count:
+        raise WrongFlagError(f"argument --node-rank: {number} of {count} nodes")
+    if count == 1:
+        return ALONE
+    host, _, port = (options.text("--dist-init-addr", "--nccl-init-addr") or "127.0.0.1:20000").rpartition(":")
+    if engine == "vllm":
+        host, port = options.text("--master-addr") or "127.0.0.1", options.text("--master-port") or "29501"
+        if options.has("--headless") != bool(number):
+            raise WrongFlagError("argument --headless: is for every rank but the first")
+    gpus = options.whole(1, "--tp-size", "--tp", "--tensor-parallel-size") * options.whole(
+        1, "--pp-size", "--pipeline-parallel-size"
+    )
+    return Ranks(number, count, host.strip("[]"), int(port), number * (gpus // count))
 
 
 @dataclass(frozen=True)

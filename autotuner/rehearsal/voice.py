@@ -25,6 +25,7 @@ class Said:
     after_s: float = 0.0
     stage: LoadStage | None = None
     listens: bool = False  # from here on its port is open
+    meets: bool = False  # here ranks on other nodes are waited for
 
 
 @dataclass
@@ -108,6 +109,10 @@ class Voice(Protocol):
 
     def out_of_memory(self, stage: LoadStage) -> list[str]:
         """The lines of a start that runs out of memory."""
+        ...
+
+    def failed(self, error: str) -> list[str]:
+        """The lines of a start that ends by an exception."""
         ...
 
     def engine_died(self) -> list[str]:
