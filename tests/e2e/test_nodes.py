@@ -29,7 +29,9 @@ class NodesHouse(House):
         super().__init__(folder)
         self.program = PROGRAM
         self.hosts = hosts
-        self.slot["nodes"] = "[" + ", ".join(f'{{host = "{host}"}}' for host in hosts) + "]"
+        # A session over SSH does not have our environment, and the servers are this very copy of the program.
+        env = f'env = {{PYTHONPATH = "{TESTS.parent}"}}'
+        self.slot["nodes"] = "[" + ", ".join(f'{{host = "{host}", {env}}}' for host in hosts) + "]"
         self.slot["start_timeout_s"] = "240"
         self.benchmark["levels"] = "[8]"
 
