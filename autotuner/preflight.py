@@ -11,7 +11,7 @@ from autotuner.core.candidate import Candidate
 from autotuner.edge import gpu
 from autotuner.edge.helpcache import HelpCache, identity_of
 from autotuner.edge.host import GpuUse, Host, PortHolder, launch_of_rank
-from autotuner.edge.host_nodes import members_of
+from autotuner.edge.host_nodes import NodesHost, members_of
 from autotuner.engines import engine_for, environment, llamacpp_flags, nodes, sglang_flags, vllm_flags
 from autotuner.engines.flags import Findings, Help, against_help, read_help, without_help
 from autotuner.errors import HostError, HostUnreachable
@@ -136,7 +136,7 @@ class Preflight:
         argv = engine_for(candidate.engine).help_argv(candidate)
         version = await self._version(argv, candidate) if argv else None
         nvlink = await self._joined() if environment.wants_nvlink(candidate) else None
-        found = by_itself(candidate, version, nvlink)
+        found = by_itself(candidate, version, nvlink) + Findings(await self._other_versions(candidate, version))
         if argv is None:
             return found
         known = await self._known(argv, candidate.engine, version, installed_only=not strict)
@@ -153,6 +153,19 @@ class Preflight:
         if argv not in self._versions:
             self._versions[argv] = await engine_version(self.host, candidate)
         return self._versions[argv]
+
+    async def _other_versions(self, candidate: Candidate, version: str | None) -> tuple[str, ...]:
+        """The nodes on which another release of the engine is installed: ranks of one server talk to one another."""
+        members = self.host.members if isinstance(self.host, NodesHost) and version else ()
+        found = []
+        for rank, member in enumerate(members[1:], 1):
+            other = await engine_version(member.host, candidate)
+            if other is not None and other != version:
+                found.append(
+                    f"rank {rank} would be {candidate.engine} {other} on {member.name}, and rank 0 is {version}: "
+                    "install one release on all nodes"
+                )
+        return tuple(found)
 
     async def _known(
         self, argv: tuple[str, ...], engine: str, version: str | None, *, installed_only: bool

@@ -130,7 +130,7 @@ class _Checks:
         if name is None or self.settings is None or hosts is None:
             return await self.preflight.check(candidate, strict=False)
         slot, host = self.settings.slots[name], hosts.of(name)
-        preflight = self.preflight if slot.host == LOCAL else Preflight(host, self.preflight.cache)
+        preflight = self.preflight if slot.host == LOCAL and not slot.nodes else Preflight(host, self.preflight.cache)
         try:
             found = await preflight.check(candidate, strict=False)
         except HostUnreachable as error:

@@ -99,6 +99,7 @@ class Peers:
                 task = asyncio.create_task(self._listen(0, reader))
                 self._tasks.add(task)
                 return
+            self._writers.pop(0).close()  # on loopback a port that nobody listens on may even answer itself
             await clock.sleep(RETRY_S)
 
     async def _listen(self, rank: int, reader: asyncio.StreamReader) -> None:

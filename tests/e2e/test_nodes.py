@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.house import SLOT, TESTS, House
+from e2e.house import SLOT, TESTS, House, free_port
 
 from autotuner.core.state import LaunchState
 from autotuner.edge import procfs
@@ -28,10 +29,12 @@ class NodesHouse(House):
     def __init__(self, folder: Path, hosts: tuple[str, str] = ("local", "local")) -> None:
         super().__init__(folder)
         self.program = PROGRAM
+        self.port = two_free_ports()
         self.hosts = hosts
         # A session over SSH does not have our environment, and the servers are this very copy of the program.
         env = f'env = {{PYTHONPATH = "{TESTS.parent}"}}'
         self.slot["nodes"] = "[" + ", ".join(f'{{host = "{host}", {env}}}' for host in hosts) + "]"
+        self.slot["dist_port"] = str(free_port())
         self.slot["start_timeout_s"] = "240"
         self.benchmark["levels"] = "[8]"
 
@@ -65,6 +68,15 @@ class NodesHouse(House):
 
     def is_gone(self, launch: str) -> bool:
         return not self.ranks(launch)
+
+
+def two_free_ports() -> int:
+    """A free port whose next one is free, too: ranks that share a machine count on from the slot's."""
+    while True:
+        port = free_port()
+        with socket.socket() as s:
+            if s.connect_ex(("127.0.0.1", port + 1)):
+                return port
 
 
 def _command_line(pid: int) -> bytes:
