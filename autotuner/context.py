@@ -168,7 +168,8 @@ class SlotContext:
         What the server did not answer meanwhile is then no news of the server.
         """
         if self.host.cuts != cuts:
-            raise HostUnreachable(f"the connection to host {self.slot.host} was lost meanwhile: it is done again")
+            names = " or ".join(dict.fromkeys(node.host for node in self.slot.members))
+            raise HostUnreachable(f"the connection to host {names} was lost meanwhile: it is done again")
 
     def command(self, candidate: Candidate) -> str:
         """The candidate's command line as a person would type it, secrets hidden."""

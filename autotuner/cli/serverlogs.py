@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 from autotuner.cli.common import State
-from autotuner.core.ranks import LineOrder
+from autotuner.core.ranks import whole_logs
 from autotuner.core.redact import plain, redact_text
 from autotuner.edge import housekeeping
 from autotuner.edge.destination import LOCAL
@@ -22,8 +22,7 @@ def log_text(state: State, row: LaunchRow) -> str:
     pieces = asyncio.run(_pieces(state, row))
     if len(nodes) == 1:
         return _hidden(pieces[0])
-    # All is read at once, so the last lines tell by how much the hosts' clocks differ.
-    ordered = LineOrder().order([piece if piece.endswith(b"\n") else piece + b"\n" for piece in pieces], 0.0)
+    ordered = whole_logs([piece if piece.endswith(b"\n") else piece + b"\n" for piece in pieces])
     lines = [
         f"rank {rank} on {nodes[rank].host} | {line}"
         for rank, piece in ordered

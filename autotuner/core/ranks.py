@@ -18,6 +18,7 @@ _DATA_PARALLEL = re.compile(r"\bDP\d+\b")
 # `[2026-11-29 15:02:38 TP0]` of SGLang, `INFO 11-29 15:02:38` of vLLM.
 _STAMP = re.compile(rb"(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
 STAMP_WITHIN = 80  # bytes from the start of a line
+SAME_CLOCK_S = 60.0  # ranks are launched at once, and no import of an engine takes so much longer on one host
 
 
 @dataclass
@@ -83,6 +84,18 @@ class LineOrder:
             lines = [line for _, line in run]
             found += [(at_s - ahead_s + number / len(lines), line) for number, line in enumerate(lines)]
         return found
+
+
+def whole_logs(logs: Sequence[bytes]) -> list[tuple[int, bytes]]:
+    """Given the whole logs of ranks that were launched at once, return them in pieces in one order, each with its rank.
+
+    Clocks are believed, unless the first lines say that they are in different time zones.
+    """
+    begun_s = [next((at_s for line in log.splitlines() if math.isfinite(at_s := _stamp_s(line))), None) for log in logs]
+    zero_s = next((at_s for at_s in begun_s if at_s is not None), 0.0)
+    ahead_s = [(at_s if at_s is not None else zero_s) - zero_s for at_s in begun_s]
+    order = LineOrder({rank: off_s if abs(off_s) > SAME_CLOCK_S else 0.0 for rank, off_s in enumerate(ahead_s)})
+    return order.order(logs, math.inf)
 
 
 def _stamp_s(line: bytes) -> float:

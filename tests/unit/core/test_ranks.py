@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotuner.core.ranks import LineOrder, RankJoiner, join
+from autotuner.core.ranks import LineOrder, RankJoiner, join, whole_logs
 from autotuner.engines.base import Window
 
 
@@ -80,6 +80,24 @@ def test_a_clock_is_judged_by_the_newest_line_ever_seen() -> None:
     order.order([stamped(10, "a"), stamped(10, "b", hour=13)], now_s=100.0)
     later = order.order([stamped(14, "a"), stamped(12, "b", hour=13) + stamped(15, "b", hour=13)], now_s=105.0)
     assert [rank for rank, _ in later] == [1, 0, 1]
+
+
+def test_whole_logs_are_read_by_their_clocks_also_where_one_rank_ended_long_before_the_other() -> None:
+    long = b"".join(stamped(second, f"long {second}") for second in range(0, 50, 10))
+    for hour in (12, 20):  # the same zone, and another
+        short = b"".join(stamped(second, f"short {second}", hour=hour) for second in (3, 12))
+        text = b"".join(piece for _, piece in whole_logs([long, short])).decode()
+        found = [line.split()[-2:] for line in text.splitlines()]
+        assert [who for who, _ in found][-3:] == ["long", "long", "long"]
+        assert sorted(map(tuple, found)) == sorted(
+            map(tuple, [line.split()[-2:] for line in (long + short).decode().splitlines()])
+        )
+    # Within a zone the clocks are believed to the second.
+    here = b"".join(stamped(second, f"short {second}") for second in (3, 12))
+    order = [
+        line.split()[-1] for line in b"".join(piece for _, piece in whole_logs([long, here])).decode().splitlines()
+    ]
+    assert order == ["0", "3", "10", "12", "20", "30", "40"]
 
 
 @given(

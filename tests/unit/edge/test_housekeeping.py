@@ -63,6 +63,9 @@ def test_the_oldest_folders_that_nothing_protects_come_first_and_the_locks_are_n
     (tmp_path / "elsewhere").symlink_to(tmp_path.parent)
     assert housekeeping.unprotected(tmp_path, {"older"}) == ["oldest", "old", "new"]
     assert housekeeping.unprotected(tmp_path / "none", set()) == []
+    (tmp_path / "older.1").mkdir()  # a further rank of a server over several nodes stays with its launch
+    assert "older.1" not in housekeeping.unprotected(tmp_path, {"older"})
+    assert "older.1" in housekeeping.unprotected(tmp_path, {"new"})
     write(tmp_path / "old" / "core", 1)
     assert housekeeping.remove(tmp_path, "old")
     assert not (tmp_path / "old").exists()
