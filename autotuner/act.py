@@ -122,8 +122,10 @@ async def verify(ctx: SlotContext, action: decide.Verify) -> None:
         if await _serves(ctx, probe, row.id):
             ctx.verified.add(row.id)
             return
-    await ctx.host.inspect(row.id)  # a connection that is lost and not known to be shows here
+    seen = await ctx.seen(row.id)  # a connection that is lost and not known to be shows here, too
     ctx.uncut(cuts)
+    if not seen.alive:
+        return  # it, or a rank of it, ended meanwhile: that is recorded with its own cause
     tail = await ctx.log(row.id, ctx.engine(candidate)).rest()
     diagnosis = Diagnosis(
         "no-output", "its process lives but it generates no tokens", "read its log: autotuner show --log", tail[-6:]
