@@ -93,6 +93,7 @@ def nodes(tmp_path: Path) -> Iterator[NodesHouse]:
     house.close()
 
 
+@pytest.mark.slow
 def test_a_campaign_tells_whose_rank_failed_and_restores_both(nodes: NodesHouse) -> None:
     files = [
         nodes.write("base"),
@@ -132,6 +133,7 @@ def test_a_rank_that_is_killed_takes_the_others_with_it_and_the_best_known_comes
         assert row.diagnosis.sentence.startswith(f"rank {rank} on local: ")
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_while_it_loads_ends_the_start_on_all_nodes(nodes: NodesHouse) -> None:
     nodes.start()
     nodes.cli("enqueue", "--no-preflight", nodes.write("base"))
@@ -148,6 +150,7 @@ def test_a_rank_that_is_killed_while_it_loads_ends_the_start_on_all_nodes(nodes:
     nodes.serving_launch()
 
 
+@pytest.mark.slow
 def test_a_daemon_killed_while_it_starts_the_ranks_leaves_one_server_or_none(nodes: NodesHouse) -> None:
     nodes.start()
     nodes.cli("enqueue", "--no-preflight", nodes.write("base"))
@@ -192,6 +195,7 @@ def _ended(house: NodesHouse, launch: str) -> bool:
     return any(row.id == launch and row.state is LaunchState.ENDED for row in house.launches())
 
 
+@pytest.mark.slow
 def test_the_rehearsed_ranks_say_who_did_not_come() -> None:
     flags = ["--nnodes", "2", "--node-rank", "0", "--dist-init-addr", "127.0.0.1:31999", "--port", "31998"]
     server = [sys.executable, "-m", "autotuner.rehearsal.server", "--as", "sglang", "--time-scale", "4000", "--"]

@@ -277,4 +277,4 @@ def test_a_level_on_a_server_of_which_a_rank_has_ended_tells_of_that(ctx: SlotCo
     assert ctx.store.launch(row.id).state is LaunchState.ENDED
     trial = ctx.store.trial(row.trial_id or 0)
     assert trial.ended is not None
-    assert trial.ended.rule == "server-died"
+    assert trial.ended.rule == "server-ended"
