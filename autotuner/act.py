@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass, field
 
 from autotuner import freeing, outcome, resolve
-from autotuner.context import Live, LogReader, SlotContext, pulse
+from autotuner.context import Live, SlotContext, pulse
 from autotuner.core import decide
 from autotuner.core.candidate import Candidate
 from autotuner.core.effective import Configuration
@@ -19,16 +19,18 @@ from autotuner.core.starting import Start, follow, so_far
 from autotuner.core.state import LaunchState, Purpose
 from autotuner.core.watching import server_ended
 from autotuner.edge import clock
-from autotuner.edge.host import LaunchSpec, ServerSeen
+from autotuner.edge.host import ServerSeen
 from autotuner.edge.probes import Probe
 from autotuner.edge.rows import LaunchRow
 from autotuner.engines import nccl, situation
-from autotuner.engines.base import Diagnosis, ServerExit, Stage
+from autotuner.engines.base import Diagnosis, Stage
 from autotuner.engines.diagnosis import never_started, own_stop
 from autotuner.engines.reading import read
 from autotuner.engines.vocabulary import State
 from autotuner.errors import DiskFull, HostError, HostUnreachable
 from autotuner.installed import engine_version
+from autotuner.launching import spec_of
+from autotuner.serverlog import LogReader
 
 START_POLL_S = 0.25
 DRAIN_POLL_S = 0.5
@@ -39,7 +41,6 @@ SEEN_LATE_S = 15.0  # what passes between a launch and the first look at it, the
 async def launch(ctx: SlotContext, action: decide.Launch) -> None:
     """Start a server: the intent is committed before anything runs, so that no crash can lose track of it."""
     candidate = ctx.store.candidate(action.candidate_id)
-    engine = ctx.engine(candidate)
     launch_id = uuid.uuid4().hex[:16]
     ctx.live = Live(stage=Stage.PROCESS.value, since_s=clock.monotonic_s())
     ctx.starting.add(launch_id)
@@ -67,15 +68,8 @@ async def launch(ctx: SlotContext, action: decide.Launch) -> None:
         )
         ctx.take_secrets()
         await ctx.learn_secrets()
+        spec = spec_of(ctx, candidate, launch_id)
         ctx.store.add_launch(row)
-        spec = LaunchSpec(
-            launch_id=launch_id,
-            slot=ctx.name,
-            argv=engine.argv(candidate, ctx.slot.place),
-            env=_environment(ctx, candidate),
-            secret_files=ctx.slot.secret_files,
-            stop_grace_s=ctx.slot.stop_grace_s,
-        )
         try:
             await ctx.host.start(spec)
         except DiskFull:  # nothing runs, and the server is not to blame: this launch must not count against it
@@ -100,7 +94,7 @@ async def await_serving(ctx: SlotContext, action: decide.AwaitServing) -> None:
     following = _Following(ctx, row, candidate, await engine_version(ctx.host, candidate))
     async with ctx.probe(following.candidate) as probe:
         while True:
-            seen = await ctx.host.inspect(row.id)
+            seen = await ctx.seen(row.id)
             await following.look()
             if not seen.alive:
                 await _start_failed(following, seen)
@@ -131,8 +125,10 @@ async def verify(ctx: SlotContext, action: decide.Verify) -> None:
                 await freeing.note_own(ctx, row)
             ctx.verified.add(row.id)
             return
-    await ctx.host.inspect(row.id)  # a connection that is lost and not known to be shows here
+    seen = await ctx.seen(row.id)  # a connection that is lost and not known to be shows here, too
     ctx.uncut(cuts)
+    if not seen.alive:
+        return  # it, or a rank of it, ended meanwhile: that is recorded with its own cause
     tail = await ctx.log(row.id, ctx.engine(candidate)).rest()
     diagnosis = Diagnosis(
         "no-output", "its process lives but it generates no tokens", "read its log: autotuner show --log", tail[-6:]
@@ -179,11 +175,10 @@ async def record_end(ctx: SlotContext, action: decide.RecordEnd) -> None:
         # The daemon died, the host was lost, or the disk was full, between the intent and the start: that is nobody's failure.
         outcome.launch_ended(ctx, row, seen, never_started(), asked=True)
         return
-    lines = await ctx.log(row.id, engine).rest()
     was_ready = row.state is LaunchState.SERVING
-    diagnosis = engine.diagnose(ServerExit(seen.exit_code, row.end_asked, was_ready), lines)
+    diagnosis = await ctx.log(row.id, engine).why_ended(seen, asked=row.end_asked, became_ready=was_ready)
     if not row.end_asked:
-        diagnosis = nccl.blame(diagnosis, candidate, lines)
+        diagnosis = nccl.blame(diagnosis, candidate, ctx.log(row.id, engine).since(0))
     with ctx.store.transaction():
         known = ctx.log(row.id, engine).effective
         outcome.launch_ended(ctx, row, seen, diagnosis, asked=row.end_asked)
@@ -295,13 +290,12 @@ def _now_serving(following: _Following, ready_s: float, resolved: Configuration)
 
 
 async def _start_failed(following: _Following, seen: ServerSeen) -> None:
-    lines = await following.log.rest()
-    diagnosis = following.log.engine.diagnose(ServerExit(seen.exit_code, asked=False, became_ready=False), lines)
+    diagnosis = await following.log.why_ended(seen, asked=False, became_ready=False)
     if seen.error and diagnosis.cause == "unknown":
         diagnosis = Diagnosis(
             "unknown", f"the server did not start: {seen.error}", diagnosis.advice, diagnosis.evidence
         )
-    diagnosis = nccl.blame(diagnosis, following.candidate, lines)
+    diagnosis = nccl.blame(diagnosis, following.candidate, following.log.since(0))
     facts = server_facts(alive=False, exit_code=seen.exit_code, diagnosis=diagnosis)
     _did_not_start(following, seen, diagnosis, following.fired(facts) or server_ended(diagnosis))
 
@@ -401,11 +395,3 @@ async def _wait_for_port(ctx: SlotContext) -> None:
             return  # free, or a stranger's: the next decision names it
         await clock.sleep(0.1)
     raise HostError(f"port {ctx.slot.port} is still held by a process of ours although its launch was stopped")
-
-
-def _environment(ctx: SlotContext, candidate: Candidate) -> dict[str, str]:
-    """The engine's own variables, the GPUs of the slot, what keeps the launch id readable in /proc and makes NCCL talk."""
-    env = {"SPT_NOENV": "1", **nccl.watching(candidate), **ctx.engine(candidate).environment(candidate)}
-    if ctx.slot.gpus:
-        env.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, ctx.slot.gpus)))
-    return env

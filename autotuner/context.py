@@ -4,29 +4,31 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from autotuner import log
 from autotuner.bench.benchmark import Benchmark, Level
 from autotuner.core.candidate import Candidate
-from autotuner.core.effective import merge, overlay
-from autotuner.core.nccl import Nccl, absorb
 from autotuner.core.objective import Objective
 from autotuner.core.policy import Policy
 from autotuner.core.redact import redact_argv
 from autotuner.core.shell import command_line
 from autotuner.core.starting import Pulse
 from autotuner.core.topology import Topology
-from autotuner.edge.host import Activity, Host
+from autotuner.edge import clock
+from autotuner.edge.host import Activity, Host, ServerSeen
+from autotuner.edge.host_nodes import members_of
 from autotuner.edge.probes import Probe
 from autotuner.edge.store import Store
 from autotuner.engines import engine_for
-from autotuner.engines.base import Effective, Engine, LogFact, NcclSaid, Place
-from autotuner.engines.factreader import FactReader
-from autotuner.errors import HostUnreachable
+from autotuner.engines.base import Engine, Place
+from autotuner.errors import HostError, HostUnreachable
+from autotuner.serverlog import LogReader
 from autotuner.settings import Settings, Slot
 
 SECRET_TIMEOUT_S = 10.0
-TAIL_LINES = 400  # kept of each log for a diagnosis; the whole log stays in the launch's folder
+RANKS_END_S = 150.0  # what the ranks of a server may take beyond their grace once one of them has ended
+RANKS_POLL_S = 0.1
 
 
 @dataclass
@@ -68,63 +70,6 @@ class Given:
 
 
 @dataclass
-class LogReader:
-    """Reads a launch's log from where it stopped; keeps the last lines and what the server and NCCL said they resolved."""
-
-    host: Host
-    launch_id: str
-    engine: Engine
-    offset: int = 0
-    said: dict[tuple[str, str], Effective] = field(default_factory=dict)  # by source and rank, later over earlier
-    nccl: Nccl = field(default_factory=Nccl)
-    _reader: FactReader = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._reader = FactReader(self.engine, TAIL_LINES)
-
-    @property
-    def running_cap(self) -> int | None:
-        """The requests that the whole server runs at once, as far as its log says."""
-        return self.effective.running_cap
-
-    @property
-    def effective(self) -> Effective:
-        """What the server resolved, as far as its log says."""
-        return merge(self.said.values())
-
-    async def facts(self) -> tuple[LogFact, ...]:
-        """Return the facts of the lines that are new since the last call."""
-        found: list[LogFact] = []
-        while data := await self.host.read_log(self.launch_id, self.offset):
-            self.offset += len(data)
-            found += self._reader.feed(data.replace(b"\0", b""))  # zeros are the middle of a log that was cut
-        self._keep(found)
-        return tuple(found)
-
-    async def rest(self) -> tuple[str, ...]:
-        """Read to the end and return the last lines: the server has ended."""
-        await self.facts()
-        self._keep(self._reader.flush())
-        return self._reader.tail
-
-    @property
-    def lines(self) -> int:
-        """How many lines were read so far."""
-        return self._reader.lines
-
-    def since(self, line: int) -> tuple[str, ...]:
-        """The lines after this many, as far as they are kept."""
-        return self._reader.since(line)
-
-    def _keep(self, facts: list[LogFact]) -> None:
-        for fact in facts:
-            if isinstance(fact, Effective):
-                key = (fact.source, fact.rank)
-                self.said[key] = overlay(self.said[key], fact) if key in self.said else fact
-        self.nccl = absorb(self.nccl, (fact for fact in facts if isinstance(fact, NcclSaid)))
-
-
-@dataclass
 class SlotContext:
     """One slot's world. `living` holds the launches seen alive last, `verified` those that generated tokens for this daemon.
 
@@ -134,6 +79,7 @@ class SlotContext:
     `blocked` is what the record says of a slot that cannot go on, once known. `topology` is how its host's GPUs are joined,
     with the number of connections that had been lost when it was asked: a host that was booted anew may have other GPUs.
     `failed_end_s` is when the last launch ended that was not asked to.
+    `ranks` are those of a server over several nodes as they were seen last, for `status`.
     """
 
     name: str
@@ -154,6 +100,7 @@ class SlotContext:
     blocked: str | None = None
     settled: set[int] = field(default_factory=set)
     learned: set[str] = field(default_factory=set)
+    ranks: tuple[dict[str, Any], ...] = ()
     measured: dict[str, tuple[int, dict[str, tuple[str, dict[Level, float]]]]] = field(default_factory=dict)
     topology: tuple[int, Topology | None] | None = None
 
@@ -161,12 +108,13 @@ class SlotContext:
         """Learn what must never be shown of a slot on another host, where its secret files are; kept in memory alone."""
         paths = set() if self.host.here else set(self.slot.secret_files.values()) - self.learned
         for path in paths:
-            ran = await self.host.run(("cat", path), SECRET_TIMEOUT_S)
-            if ran.code == 0 and (value := ran.output.strip()):
-                self.store.secrets |= {value}
-                log.hide(self.store.secrets)
-            else:
-                log.get().warning("a secret file cannot be read", slot=self.name, path=path, host=self.slot.host)
+            for node, host in zip(self.slot.members, members_of(self.host), strict=True):
+                ran = await host.run(("cat", path), SECRET_TIMEOUT_S)
+                if ran.code == 0 and (value := ran.output.strip()):
+                    self.store.secrets |= {value}
+                    log.hide(self.store.secrets)
+                else:
+                    log.get().warning("a secret file cannot be read", slot=self.name, path=path, host=node.host)
             self.learned.add(path)
 
     @property
@@ -212,8 +160,22 @@ class SlotContext:
     def log(self, launch_id: str, engine: Engine) -> LogReader:
         """The reader of a launch's log; one a launch, so that no line is read twice."""
         if launch_id not in self.logs:
-            self.logs[launch_id] = LogReader(self.host, launch_id, engine)
+            self.logs[launch_id] = LogReader(self.host, launch_id, engine, ranks=len(self.slot.members))
         return self.logs[launch_id]
+
+    async def seen(self, launch_id: str) -> ServerSeen:
+        """Look at a launch; where one of its ranks has ended, once the others have, too. Raise HostError if one stays."""
+        until_s = clock.monotonic_s() + self.slot.stop_grace_s + RANKS_END_S
+        while (seen := await self.host.inspect(launch_id)).failing:
+            if clock.monotonic_s() > until_s:
+                raise HostError(f"{seen.failing}, but not all can be: {seen.error or 'processes of them still live'}")
+            await clock.sleep(RANKS_POLL_S)
+        return seen
+
+    def argv(self, candidate: Candidate, rank: int = 0) -> tuple[str, ...]:
+        """The command of a candidate's server in this slot, or of one of its ranks."""
+        place = Place(self.slot.place.host, self.slot.ports[rank])
+        return self.engine(candidate).argv(candidate, place, self.settings.rank_of(self.name, rank))
 
     async def reach(self) -> Place:
         """Where we reach the slot's server: where it listens, or this end of a forwarded port."""
@@ -231,12 +193,12 @@ class SlotContext:
         What the server did not answer meanwhile is then no news of the server.
         """
         if self.host.cuts != cuts:
-            raise HostUnreachable(f"the connection to host {self.slot.host} was lost meanwhile: it is done again")
+            names = " or ".join(dict.fromkeys(node.host for node in self.slot.members))
+            raise HostUnreachable(f"the connection to host {names} was lost meanwhile: it is done again")
 
     def command(self, candidate: Candidate) -> str:
         """The candidate's command line as a person would type it, secrets hidden."""
-        argv = self.engine(candidate).argv(candidate, self.slot.place)
-        return command_line(redact_argv(argv, self.store.secrets), dict(candidate.launch.env))
+        return command_line(redact_argv(self.argv(candidate), self.store.secrets), dict(candidate.launch.env))
 
 
 def pulse(activity: Activity) -> Pulse:

@@ -21,8 +21,9 @@ from autotuner.edge.ballast import Ballast
 from autotuner.edge.destination import LOCAL
 from autotuner.edge.files import FolderLock
 from autotuner.edge.hanging import HangWatch
-from autotuner.edge.host import Host
+from autotuner.edge.host import Host, launch_of_rank, rank_id
 from autotuner.edge.host_local import LocalHost
+from autotuner.edge.host_nodes import members_of
 from autotuner.edge.notify import Notifier
 from autotuner.edge.store import Store
 from autotuner.errors import AutotunerError, DiskFull, InvalidInput, Problem, StoreError
@@ -152,7 +153,8 @@ class Daemon:
             self._log.warning(warning, settings=str(self._path))
 
     async def _say_where_servers_live(self) -> None:
-        local = next((w.ctx.host for w in self._workers if isinstance(w.ctx.host, LocalHost)), None)
+        hosts = (host for worker in self._workers for host in members_of(worker.ctx.host))
+        local = next((host for host in hosts if isinstance(host, LocalHost)), None)
         if local is not None:
             try:
                 rung = await local.rung()
@@ -190,7 +192,7 @@ class Daemon:
         housekeeping.bound(self._settings.cache, "*.json", housekeeping.ANSWERS_MAX)
 
     def _cut_logs(self) -> None:
-        for launch in sorted({launch for w in self._workers if w.ctx.host.here for launch in w.ctx.living}):
+        for launch in sorted({launch for w in self._workers for launch in _living_here(w.ctx)}):
             path = self._settings.launches / launch / housekeeping.LOG
             try:
                 if housekeeping.cut_log(path, self._settings.log_mib_max << 20):
@@ -210,7 +212,7 @@ class Daemon:
         for launch in housekeeping.unprotected(folder, kept):
             if gone >= housekeeping.REMOVED_MAX:
                 break
-            if self._store.has_ended(launch) and not (await host.inspect(launch)).alive:
+            if self._store.has_ended(launch_of_rank(launch)) and not (await host.inspect(launch)).alive:
                 gone += housekeeping.remove(folder, launch)
         if gone:
             self._log.info("folders of old launches removed", launches=gone)
@@ -225,6 +227,7 @@ class Daemon:
                 "living": sorted(w.ctx.living),
                 "verified": sorted(w.ctx.verified),
                 "gpus_unread": w.ctx.given.unread,
+                "ranks": list(w.ctx.ranks),
             }
             for w in self._workers
         }
@@ -292,3 +295,9 @@ class Daemon:
         for worker in self._workers:
             await worker.end()
         self._log.info("daemon ended; servers live on")
+
+
+def _living_here(ctx: SlotContext) -> set[str]:
+    """The launches of a slot that live, or their ranks, whose folders are on this machine."""
+    here = [rank for rank, host in enumerate(members_of(ctx.host)) if host.here]
+    return {rank_id(launch, rank) for launch in ctx.living for rank in here}

@@ -15,7 +15,7 @@ from autotuner.core.state import TrialState
 from autotuner.edge import ballast, clock, housekeeping, procfs, statusfile
 from autotuner.edge.destination import LOCAL
 from autotuner.edge.files import lock_holder
-from autotuner.edge.host import Host, Ran
+from autotuner.edge.host import Host, Ran, launch_of_rank
 from autotuner.edge.store import Store
 from autotuner.errors import HostError
 from autotuner.installed import engine_version
@@ -40,14 +40,15 @@ async def look(settings: Settings, store: Store, host: Host) -> doctor.Seen:
     load_policies(settings)
     journals = checked(settings, store)
     room = housekeeping.room(settings.launches)
-    here = {name: slot for name, slot in settings.slots.items() if slot.host == LOCAL}
+    parts = [(name, rank, own.on(rank)) for name, own in settings.slots.items() for rank in range(len(own.members))]
+    here = [(name, own) for name, _, own in parts if own.host == LOCAL]
     return doctor.Seen(
         warnings=settings.warnings,
         daemon_pid=lock_holder(settings.lock_file),
         systemd=_systemd(),
         units=tuple([await _unit(host, name) for name in UNITS if _systemd()]),
         rung=await _rung(host),
-        slot_gpus=frozenset(index for slot in here.values() for index in slot.gpus),
+        slot_gpus=frozenset(index for _, slot in here for index in slot.gpus),
         gpus=await _gpus(host),
         gpu_nodes=_gpu_nodes(),
         gpus_unread=_unread(settings, here),
@@ -61,14 +62,18 @@ async def look(settings: Settings, store: Store, host: Host) -> doctor.Seen:
         cuts_logs=_cuts_logs(settings.launches),
         ntp=await _ntp(host),
         clock_jumped_s=_clock_jumped_s(store),
-        engines=await _engines(here, store, host),
-        secret_files=tuple(_secret(path) for slot in here.values() for path in slot.secret_files.values()),
+        engines=await _engines({name for name, _ in here}, store, host),
+        secret_files=tuple(_secret(path) for _, slot in here for path in slot.secret_files.values()),
         state_mode=_there(settings.state_dir).stat().st_mode if settings.state_dir.is_dir() else None,
         database=store.db.check(),
         journal_flaws=tuple(str(flaw) for read in journals for flaw in read.flaws),
         journal_entries=sum(len(read.entries) for read in journals),
         states={name: store.slot(name).degraded for name in settings.slots},
-        elsewhere={name: slot.host for name, slot in settings.slots.items() if name not in here},
+        elsewhere={
+            f"{name}, rank {rank}," if settings.slots[name].nodes else name: own.host
+            for name, rank, own in parts
+            if own.host != LOCAL
+        },
         topology=await _topology(here, host),
     )
 
@@ -118,9 +123,9 @@ async def _gpus(host: Host) -> tuple[doctor.GpuSeen, ...] | None:
     return doctor.read_gpus(ran.output) if ran is not None and ran.code == 0 else None
 
 
-async def _topology(here: dict[str, Slot], host: Host) -> tuple[str, ...]:
+async def _topology(here: list[tuple[str, Slot]], host: Host) -> tuple[str, ...]:
     """How the GPUs of each slot that names several are joined, each sentence once."""
-    several = [slot.gpus for slot in here.values() if len(slot.gpus) > 1]
+    several = [slot.gpus for _, slot in here if len(slot.gpus) > 1]
     ran = await _ask(host, *joining.QUERY) if several else None
     found = joining.parse(ran.output) if ran is not None and ran.code == 0 else None
     return tuple(dict.fromkeys(said for gpus in several if (said := joining.joined(found, gpus))))
@@ -130,18 +135,18 @@ def _gpu_nodes() -> tuple[str, ...]:
     return tuple(sorted(map(str, DEVICES.glob("nvidia[0-9]*"))))
 
 
-def _unread(settings: Settings, here: dict[str, Slot]) -> dict[str, str]:
+def _unread(settings: Settings, here: list[tuple[str, Slot]]) -> dict[str, str]:
     """What the daemon itself says of GPUs that it cannot read: its sandbox is not ours."""
     if lock_holder(settings.lock_file) is None:
         return {}
     slots = statusfile.read(settings.state_dir).get("slots", {})
-    said = {name: slots.get(name, {}).get("gpus_unread", "") for name in here}
+    said = {name: slots.get(name, {}).get("gpus_unread", "") for name, _ in here}
     return {name: why for name, why in said.items() if why}
 
 
-async def _strangers(here: dict[str, Slot], store: Store, host: Host) -> tuple[str, ...]:
+async def _strangers(here: list[tuple[str, Slot]], store: Store, host: Host) -> tuple[str, ...]:
     found: list[str] = []
-    for name, slot in here.items():
+    for name, slot in here:
         ours = {row.id for row in store.open_launches(name)}
         try:
             found += await place_warnings(host, slot, ours)
@@ -156,9 +161,9 @@ def _orphans(settings: Settings, store: Store) -> list[tuple[int, str, str]]:
     found = []
     for pid in procfs.pids():
         launch = procfs.launch_id_of(pid)
-        if launch is None or launch in open_ones or procfs.start_ticks(pid) is None:
+        if launch is None or launch_of_rank(launch) in open_ones or procfs.start_ticks(pid) is None:
             continue
-        if store.has_ended(launch):
+        if store.has_ended(launch_of_rank(launch)):
             found.append((pid, launch, "which is on record as ended"))
         elif (settings.launches / launch).is_dir():
             found.append((pid, launch, "of which there is no record"))
@@ -179,10 +184,10 @@ def _clock_jumped_s(store: Store) -> float | None:
     return (clock.utc_now() - then).total_seconds() - (clock.monotonic_s() - last.mono_s)
 
 
-async def _engines(here: dict[str, Slot], store: Store, host: Host) -> tuple[tuple[str, str, str | None], ...]:
+async def _engines(here: set[str], store: Store, host: Host) -> tuple[tuple[str, str, str | None], ...]:
     """(candidate, engine, version) of the best-known ones and of what waits."""
     wanted: dict[str, None] = {}
-    for name in here:
+    for name in sorted(here):
         wanted |= dict.fromkeys(candidate for candidate, _, _ in store.ladder(name)[:1])
         wanted |= dict.fromkeys(t.candidate_id for t in store.trials(name) if t.state is TrialState.QUEUED)
     asked = [c for c in map(store.candidate, list(wanted)[:ENGINES_MAX]) if c.engine not in NO_ENGINE]

@@ -150,7 +150,7 @@ def _queued_so_far(ctx: SlotContext) -> int:
 
 def _gpu_s(ctx: SlotContext, trial: Trial, candidate: Candidate) -> float:
     planned = outcome.planned_s(outcome.benchmark_of(trial), ctx.store.usual_ready_s(candidate))
-    return planned * max(1, len(ctx.slot.gpus))
+    return planned * ctx.slot.gpu_count
 
 
 def _write(ctx: SlotContext, candidate: Candidate) -> str:

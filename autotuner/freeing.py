@@ -39,7 +39,7 @@ async def look(ctx: SlotContext) -> Around:
     for gpu in gpus or ():
         for pid, name, mib in gpu.processes:
             if pid not in given.own:
-                return Around(strangers=f"GPU {gpu.index} is used by pid {pid} ({name}, {mib:.0f} MiB)")
+                return Around(strangers=f"GPU {gpu.name} is used by pid {pid} ({name}, {mib:.0f} MiB)")
     if given.back and gpus is not None:
         return Around()
     around = _owed(ctx, last, gpus)
@@ -87,7 +87,7 @@ async def levels(ctx: SlotContext) -> dict[int, float] | None:
 
 async def read(ctx: SlotContext) -> tuple[GpuUse, ...] | None:
     """The slot's GPUs; None where they cannot be read, which is logged once and kept in `ctx.given.unread`."""
-    wanted, given = ctx.slot.gpus, ctx.given
+    wanted, given = ctx.slot.gpu_indices, ctx.given
     if not wanted:
         return ()
     why, failed = "", False
@@ -141,7 +141,7 @@ def _owed(ctx: SlotContext, row: LaunchRow | None, gpus: tuple[GpuUse, ...] | No
 
 
 def _last(ctx: SlotContext) -> LaunchRow | None:
-    return ctx.store.last_ended(ctx.name, clock.boot_id()) if ctx.slot.gpus else None
+    return ctx.store.last_ended(ctx.name, clock.boot_id()) if ctx.slot.gpu_indices else None
 
 
 def _given(ctx: SlotContext, launch_id: str) -> Given:

@@ -7,6 +7,7 @@ from autotuner.edge.destination import LOCAL
 from autotuner.edge.files import write_atomically
 from autotuner.edge.host import Host
 from autotuner.edge.host_local import LocalHost
+from autotuner.edge.host_nodes import Member, NodesHost
 from autotuner.errors import StoreError
 from autotuner.settings import Settings
 
@@ -22,10 +23,16 @@ class Hosts:
         self._controller = controller
         self._every = every
         self._made: dict[str, Host] = {}
+        self._several: dict[str, NodesHost] = {}
 
     def of(self, slot: str) -> Host:
-        """Given a slot, return its host."""
-        return self.named(self._settings.slots[slot].host)
+        """Given a slot, return its host, or the hosts of its nodes as one."""
+        own = self._settings.slots[slot]
+        if not own.nodes or self._every is not None:
+            return self.named(own.host)
+        if slot not in self._several:
+            self._several[slot] = NodesHost(self._members(slot), own.stop_grace_s)
+        return self._several[slot]
 
     def named(self, name: str) -> Host:
         """Given a host's name, return it. Raise NotFound."""
@@ -37,9 +44,20 @@ class Hosts:
 
     def close(self) -> None:
         """Let go of every host; the servers live on."""
+        for several in self._several.values():
+            several.close()
+        self._several.clear()
         for host in self._made.values():
             host.close()
         self._made.clear()
+
+    def _members(self, slot: str) -> tuple[Member, ...]:
+        own, first = self._settings.slots[slot], self._settings.rank_of(slot, 0)
+        meet = (first.meet.port,) if first else ()
+        return tuple(
+            Member(node.host, self.named(node.host), node.gpus, (port, *(meet if rank == 0 else ())))
+            for rank, (node, port) in enumerate(zip(own.nodes, own.ports, strict=True))
+        )
 
     def _make(self, name: str) -> Host:
         if name == LOCAL:

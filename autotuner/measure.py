@@ -32,7 +32,7 @@ from autotuner.edge.machine import MachineWatch, NoWatch
 from autotuner.edge.probes import GENERATE_TIMEOUT_S, Probe
 from autotuner.edge.rows import Trial
 from autotuner.engines import nccl, situation
-from autotuner.engines.base import Diagnosis, Engine, ServerExit, Stage
+from autotuner.engines.base import Diagnosis, Engine, Stage
 from autotuner.engines.reading import read
 from autotuner.errors import HostError
 
@@ -63,14 +63,18 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
         busy = given_up_s and not await becomes_idle(probe, level.engine, IDLE_WAIT_S + given_up_s)
         if busy and await level.hangs_at_prompts(cuts):
             return
-        await _idle(probe, level, IDLE_WAIT_S)
-        samples = await level.drive(probe)
+        idle = await becomes_idle(probe, level.engine, IDLE_WAIT_S)
+        samples = await level.drive(probe) if idle else None
         if level.client_hung and await level.death() is None:
             log.get().warning("the level is begun once more", slot=ctx.name, level=action.level, why=level.client_void)
             level = _Level(ctx, action)
-            await _idle(probe, level, IDLE_WAIT_S)
-            samples = await level.drive(probe)
-        died = await level.death()
+            idle = await becomes_idle(probe, level.engine, IDLE_WAIT_S)
+            samples = await level.drive(probe) if idle else None
+        died = await level.death()  # one that stands still without a rank of it is not idle either
+    if not idle and died is None:
+        raise HostError(
+            f"{level.trial.name} has requests running that are not the benchmark's; the level cannot be measured"
+        )
     ctx.uncut(cuts)  # requests may have failed by the connection alone
     if died is not None:
         diagnosis, fired = died
@@ -268,9 +272,9 @@ class _Level:
         """If the server has died, return why and the rule that names it."""
         if await self._alive():
             return None
-        lines = await self.log.rest()
-        diagnosis = self.engine.diagnose(ServerExit(self.seen.exit_code, asked=False, became_ready=True), lines)
-        diagnosis = nccl.blame(diagnosis, self.candidate, lines)
+        self.seen = await self.ctx.seen(self.action.launch_id)
+        diagnosis = await self.log.why_ended(self.seen, asked=False, became_ready=True)
+        diagnosis = nccl.blame(diagnosis, self.candidate, self.log.since(0))
         facts = {**server_facts(alive=False, exit_code=self.seen.exit_code, diagnosis=diagnosis), **self._facts()}
         return diagnosis, self.rules.look("window", facts) or server_ended(diagnosis)
 
@@ -337,7 +341,7 @@ class _Level:
 
     async def _alive(self) -> bool:
         self.seen = await self.ctx.host.inspect(self.action.launch_id)
-        return self.seen.alive
+        return self.seen.alive and not self.seen.failing
 
     def _over(self) -> bool:
         """The level's time is over, unless too few requests were answered or a rule wants more evidence."""

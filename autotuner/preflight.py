@@ -4,7 +4,7 @@ Flags against the installed program's own help, contradictions, environment, GPU
 a problem refuses the candidate; what is a warning is said and let through.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from autotuner.core import topology as joining
@@ -12,8 +12,9 @@ from autotuner.core.candidate import Candidate
 from autotuner.core.topology import Topology
 from autotuner.edge import gpu
 from autotuner.edge.helpcache import HelpCache, identity_of
-from autotuner.edge.host import Host
-from autotuner.engines import engine_for, environment, llamacpp_flags, nccl, sglang_flags, vllm_flags
+from autotuner.edge.host import GpuUse, Host, PortHolder, launch_of_rank
+from autotuner.edge.host_nodes import NodesHost, members_of
+from autotuner.engines import engine_for, environment, llamacpp_flags, nccl, nodes, sglang_flags, vllm_flags
 from autotuner.engines.flags import Findings, Help, against_help, read_help, without_help
 from autotuner.errors import HostError, HostUnreachable
 from autotuner.installed import engine_version
@@ -30,18 +31,36 @@ def slot_problems(candidate: Candidate, slot: Slot) -> tuple[str, ...]:
     """Given a candidate and the slot it is for, return where it asks for GPUs that are not the slot's."""
     problems = []
     visible = candidate.launch.env.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and slot.gpus:
-        own = ",".join(map(str, slot.gpus))
+    own = [node for node in slot.members if node.gpus]
+    if visible is not None and own:
+        shown = "; ".join(",".join(map(str, node.gpus)) + (f" on {node.host}" if slot.nodes else "") for node in own)
         problems.append(
-            f"env.CUDA_VISIBLE_DEVICES = {visible!r} is not the candidate's to choose: the slot's GPUs are {own}"
+            f"env.CUDA_VISIBLE_DEVICES = {visible!r} is not the candidate's to choose: the slot's GPUs are {shown}"
         )
+    if slot.nodes:
+        return (*problems, *_node_problems(candidate, slot))
+    ranks = _gpu_ranks(candidate)
+    if slot.gpus and ranks > len(slot.gpus):
+        problems.append(f"it asks for {ranks} GPUs (tensor times pipeline parallel), the slot has {len(slot.gpus)}")
+    return tuple(problems)
+
+
+def _node_problems(candidate: Candidate, slot: Slot) -> tuple[str, ...]:
+    """Where a candidate cannot be one server over the slot's nodes, which share its GPU ranks evenly."""
+    count = len(slot.nodes)
+    found = [*engine_for(candidate.engine).check_nodes(candidate, count)]
+    each = nodes.ranks_of(candidate) // count if candidate.engine in {"sglang", "vllm"} else 0
+    few = [node for node in slot.nodes if node.gpus and each > len(node.gpus)]
+    found += [f"it asks for {each} GPUs on each node, node {node.host} has {len(node.gpus)}" for node in few]
+    return tuple(found)
+
+
+def _gpu_ranks(candidate: Candidate) -> int:
     ranks = 1
     for names in PARALLEL_FLAGS:
         asked = candidate.arg(*names)
         ranks *= asked if isinstance(asked, int) and not isinstance(asked, bool) and asked > 0 else 1
-    if slot.gpus and ranks > len(slot.gpus):
-        problems.append(f"it asks for {ranks} GPUs (tensor times pipeline parallel), the slot has {len(slot.gpus)}")
-    return tuple(problems)
+    return ranks
 
 
 def by_itself(
@@ -64,27 +83,46 @@ async def place_warnings(host: Host, slot: Slot, ours: Collection[str] | None = 
     """Given a slot, return who else holds its port or its GPUs: named, never touched.
 
     `ours` tells which launches are this state's; None takes every launch for ours. Where the host hides a process while a
-    server of ours is up, it is taken for that server.
+    server of ours is up, it is taken for that server. Of a slot over several nodes each is looked at.
     """
+    if slot.nodes:
+        found = list[str]()
+        for rank, member in enumerate(members_of(host)):
+            own = slot.on(rank)
+            found += [f"{said} (node {own.host})" for said in await place_warnings(member, own, ours)]
+        return tuple(found)
     try:
         holder = await host.port_holder(slot.port)
         gpus = await host.gpus(slot.gpus)
         launches = {pid: await host.launch_of(pid) for use in gpus for pid, _, _ in use.processes}
     except HostError as error:
         return (f"the slot's port and GPUs could not be looked at: {error}",)
+    return _strangers(slot, holder, gpus, launches, ours)
+
+
+def _strangers(
+    slot: Slot,
+    holder: PortHolder | None,
+    gpus: tuple[GpuUse, ...],
+    launches: Mapping[int, str | None],
+    ours: Collection[str] | None,
+) -> tuple[str, ...]:
+    """Who of those that hold the port and the GPUs of one host is none of ours; `launches` has the launch of each process."""
+
+    def mine(launch_id: str | None) -> bool:
+        return launch_id is not None and (ours is None or launch_of_rank(launch_id) in ours)
+
     found = []
     if holder is not None:
         hidden = holder.pid is None and (ours is None or bool(ours))
-        foreign = holder.launch_id is None or (ours is not None and holder.launch_id not in ours)
-        if foreign and not hidden:
+        if not mine(holder.launch_id) and not hidden:
             pid = "" if holder.pid is None else f"pid {holder.pid} "
             launch = f", launch {holder.launch_id} of another state folder" if holder.launch_id else ""
             who = f"{pid}({holder.name}{launch})"
             found.append(f"port {slot.port} of the slot is held by {who}: nothing can be launched until it is free")
     for use in gpus:
         for pid_, name, mib in use.processes:
-            launch_id = launches[pid_]
-            if launch_id is None or (ours is not None and launch_id not in ours):
+            if not mine(launches[pid_]):
                 found.append(f"GPU {use.index} of the slot is used by pid {pid_} ({name}, {mib:.0f} MiB)")
     return tuple(found)
 
@@ -109,7 +147,9 @@ class Preflight:
         version = await self._version(argv, candidate) if argv else None
         nvlink = await self._joined() if environment.wants_nvlink(candidate) else None
         topology = await self._how_joined() if nccl.wants_topology(candidate) else None
-        found = by_itself(candidate, version, nvlink, topology, gpus)
+        found = by_itself(candidate, version, nvlink, topology, gpus) + Findings(
+            await self._other_versions(candidate, version)
+        )
         if argv is None:
             return found
         known = await self._known(argv, candidate.engine, version, installed_only=not strict)
@@ -126,6 +166,19 @@ class Preflight:
         if argv not in self._versions:
             self._versions[argv] = await engine_version(self.host, candidate)
         return self._versions[argv]
+
+    async def _other_versions(self, candidate: Candidate, version: str | None) -> tuple[str, ...]:
+        """The nodes on which another release of the engine is installed: ranks of one server talk to one another."""
+        members = self.host.members if isinstance(self.host, NodesHost) and version else ()
+        found = []
+        for rank, member in enumerate(members[1:], 1):
+            other = await engine_version(member.host, candidate)
+            if other is not None and other != version:
+                found.append(
+                    f"rank {rank} would be {candidate.engine} {other} on {member.name}, and rank 0 is {version}: "
+                    "install one release on all nodes"
+                )
+        return tuple(found)
 
     async def _known(
         self, argv: tuple[str, ...], engine: str, version: str | None, *, installed_only: bool

@@ -9,7 +9,7 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
@@ -21,9 +21,10 @@ from autotuner.core.objective import Objective
 from autotuner.core.policy import Policy, load_policy
 from autotuner.core.source import Source, problem_at, validate, wrong_at
 from autotuner.edge.datasets import CHECKED, RECORDS_MAX, with_dataset
-from autotuner.edge.destination import LOCAL, Destination
-from autotuner.engines.base import Place
+from autotuner.edge.destination import LOCAL, NAME_PATTERN, Destination, HostName, Word
+from autotuner.engines.base import Place, Rank
 from autotuner.errors import InvalidInput, NotFound, Problem
+from autotuner.nodes import Node, from_first_node, meeting_address, meeting_port, ports, taken_gpus, taken_ports
 from autotuner.shipped import folder
 
 ENV_VAR = "AUTOTUNER_SETTINGS"
@@ -31,12 +32,10 @@ PLACES = ("autotuner.toml", "~/.config/autotuner/autotuner.toml", "/etc/autotune
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: tuple[Day, ...] = get_args(Day)
 FOLDERS = {"state_dir": "state_dir", "journal_dir": "journal", "log_dir": "launches"}  # key -> where that comes to lie
-PLACE = ("host", "listen", "port", "gpus")
+PLACE = ("host", "listen", "port", "gpus", "nodes", "dist_addr", "dist_port")
 REQUESTS_MIN = 30  # a level with fewer has one or none beyond its 97th percentile
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$"
 SlotName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
-HostName = SlotName
 Clock = Annotated[str, StringConstraints(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")]
 
 
@@ -47,6 +46,8 @@ class _Strict(BaseModel):
 class Slot(_Strict):
     """A host, a GPU set and a port: it holds at most one server. `host` is `local`, or one of the settings' hosts.
 
+    With `nodes` its server is over several hosts, and `host` and `gpus` are those of the first; the ranks meet there, at
+    `dist_addr` and `dist_port`.
     `secret_files` maps a variable to a file whose content the server gets as that variable; the value itself never
     enters the store, the journal or an argv. `drain_s` is how long requests on a server may take to end before it stops.
     `client_cores` are the host's cores that the load client is bound to.
@@ -63,6 +64,39 @@ class Slot(_Strict):
     stop_grace_s: float = Field(default=30.0, gt=0)
     drain_s: float = Field(default=30.0, ge=0)
     client_cores: Annotated[str, AfterValidator(checked)] = AUTO
+    nodes: tuple[Node, ...] = ()
+    dist_addr: Word | None = None
+    dist_port: int | None = Field(default=None, ge=1, le=65535)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _serves_from_its_first_node(cls, value: Any) -> Any:
+        return from_first_node(value)
+
+    @property
+    def members(self) -> tuple[Node, ...]:
+        """Where its server runs, rank 0 first: one host, unless it has nodes."""
+        return self.nodes or (Node(host=self.host, gpus=self.gpus),)
+
+    def on(self, rank: int) -> "Slot":
+        """The part of the slot that is on one of its nodes, as a slot on that host alone."""
+        node = self.members[rank]
+        return self.model_copy(update={"host": node.host, "gpus": node.gpus, "port": self.ports[rank], "nodes": ()})
+
+    @property
+    def gpu_indices(self) -> tuple[int, ...]:
+        """The GPUs as its host names them: its own numbers, or over several nodes counted on from node to node."""
+        return tuple(range(sum(len(node.gpus) for node in self.nodes))) if self.nodes else self.gpus
+
+    @property
+    def gpu_count(self) -> int:
+        """How many GPUs its server takes, over all nodes; 1 where none is named."""
+        return max(1, sum(len(node.gpus) for node in self.members))
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """The port of each rank on its node."""
+        return ports(self.members, self.port)
 
     @property
     def place(self) -> Place:
@@ -131,17 +165,15 @@ class Settings(_Strict):
 
     @model_validator(mode="after")
     def _slots_do_not_overlap(self) -> Self:
-        ports: dict[tuple[str, int], str] = {}
-        gpus: dict[tuple[str, int], str] = {}
+        held: dict[tuple[str, str, int], str] = {}
         for name, slot in self.slots.items():
-            if (slot.host, slot.port) in ports:
-                message = f"slots {ports[slot.host, slot.port]} and {name} share port {slot.port}"
-                raise wrong_at(("slots", name, "port"), message)
-            ports[slot.host, slot.port] = name
-            for gpu in slot.gpus:
-                if (slot.host, gpu) in gpus:
-                    raise wrong_at(("slots", name, "gpus"), f"slots {gpus[slot.host, gpu]} and {name} share GPU {gpu}")
-                gpus[slot.host, gpu] = name
+            taken = [("port", t) for t in taken_ports(slot.members, slot.port, slot.dist_port)]
+            taken += [("GPU", t) for t in taken_gpus(slot.members)]
+            for what, (host, number, key) in taken:
+                if other := held.get((what, host, number)):
+                    both = f"slots {other} and {name} share" if other != name else "is taken twice on one host:"
+                    raise wrong_at(("slots", name, *key), f"{both} {what} {number}")
+                held[what, host, number] = name
         return self
 
     @model_validator(mode="after")
@@ -203,6 +235,14 @@ class Settings(_Strict):
             raise NotFound(f"there is no host called {host}; known: {', '.join(self.hosts) or 'none'}")
         destination = self.hosts[host]
         return (*(self.way_to(destination.jump) if destination.jump else ()), (host, destination))
+
+    def rank_of(self, slot: str, number: int) -> Rank | None:
+        """Given a slot over several nodes, return one of its server's ranks; None where one process is the whole server."""
+        own = self.slots[slot]
+        address = meeting_address(own.members, own.dist_addr, self.hosts)
+        if not own.nodes or address is None:
+            return None
+        return Rank(number, len(own.nodes), Place(address, meeting_port(own.port, own.dist_port)))
 
     def url_of(self, slot: str) -> str:
         """Given a slot, return where its server is, for people: the address, and the host where it is not this one."""
@@ -363,9 +403,7 @@ def _with_datasets(
 def _cross_problems(source: Source, settings: Settings) -> list[Problem]:
     problems = []
     for name, slot in settings.slots.items():
-        if slot.host not in {LOCAL, *settings.hosts}:
-            hint = f"known: {', '.join([LOCAL, *settings.hosts])}; set one up with: autotuner hosts add"
-            problems.append(problem_at(source, ("slots", name, "host"), f"there is no host {slot.host}", hint))
+        problems += _host_problems(source, settings, name)
         if slot.benchmark and slot.benchmark not in settings.benchmarks:
             hint = f"known: {', '.join(settings.benchmarks)}"
             problems.append(
@@ -376,6 +414,21 @@ def _cross_problems(source: Source, settings: Settings) -> list[Problem]:
         if not problems:
             problems += _level_problems(source, settings, name)
     return problems
+
+
+def _host_problems(source: Source, settings: Settings, name: str) -> list[Problem]:
+    slot, known = settings.slots[name], {LOCAL, *settings.hosts}
+    hint = f"known: {', '.join([LOCAL, *settings.hosts])}; set one up with: autotuner hosts add"
+    found = [
+        problem_at(source, ("slots", name, *key), f"there is no host {node.host}", hint)
+        for rank, node in enumerate(slot.members)
+        if node.host not in known
+        for key in [("nodes", rank, "host") if slot.nodes else ("host",)]
+    ]
+    if not found and meeting_address(slot.members, slot.dist_addr, settings.hosts) is None and slot.nodes:
+        message = "needs dist_addr, the address at which its other nodes reach this machine"
+        found.append(problem_at(source, ("slots", name, "nodes"), message, "where rank 0 is, the ranks meet"))
+    return found
 
 
 def _level_problems(source: Source, settings: Settings, name: str) -> list[Problem]:

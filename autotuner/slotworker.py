@@ -258,7 +258,7 @@ class SlotWorker:
             facts["budget.trials_left"] = float(budget.trials - len(begun))
         if budget.gpu_hours is not None:
             busy_s = sum(outcome.took_s(t) if t.ended_at is None else t.busy_s for t in begun)
-            facts["budget.gpu_hours_left"] = budget.gpu_hours - busy_s / 3600 * max(1, len(self.ctx.slot.gpus))
+            facts["budget.gpu_hours_left"] = budget.gpu_hours - busy_s / 3600 * self.ctx.slot.gpu_count
         if budget.deadline is not None:
             facts["budget.deadline_s"] = (budget.deadline - clock.utc_now()).total_seconds()
         return facts
@@ -266,8 +266,10 @@ class SlotWorker:
     async def _observe(self, recorded: Recorded) -> Observed:
         living = set()
         for launch in recorded.launches:
-            if launch.id in self.ctx.starting or (await self.ctx.host.inspect(launch.id)).alive:
+            if launch.id in self.ctx.starting or await self._lives(launch.id):
                 living.add(launch.id)
+        if not living:
+            self.ctx.ranks = ()
         verified = self.ctx.verified & living
         every = self.ctx.settings.serving_probe_every_s
         if every and clock.monotonic_s() - self._probed_s > every:
@@ -286,6 +288,11 @@ class SlotWorker:
             if self.ctx.given.unread:  # nobody can tell
                 self._held = Around(held=self.ctx.given.unread)
         return self._held
+
+    async def _lives(self, launch_id: str) -> bool:
+        seen = await self.ctx.host.inspect(launch_id)
+        self.ctx.ranks = tuple({"host": rank.where, "alive": rank.seen.alive} for rank in seen.ranks)
+        return seen.alive
 
     async def _carry_out(self, decision: Decision, recorded: Recorded, observed: Observed) -> None:
         action, ctx, why = decision.action, self.ctx, decision.reason

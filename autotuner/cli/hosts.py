@@ -13,9 +13,9 @@ import click
 from autotuner.cli.common import json_option, open_settings, print_json, table
 from autotuner.core import topology
 from autotuner.edge import clock
-from autotuner.edge.destination import Destination, fingerprint
+from autotuner.edge.destination import NAME_PATTERN, Destination, fingerprint
 from autotuner.errors import HostError, NotFound, Refused
-from autotuner.settings import NAME_PATTERN, Settings
+from autotuner.settings import Settings
 
 USUAL_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 TIME_OFF_MAX_S = 2.0
@@ -246,8 +246,8 @@ async def _checks(settings: Settings, name: str) -> list[Check]:
         ]
         checks.append(await _bench_check(host, name, way[-1][1].bench_python))
         for slot, own in settings.slots.items():
-            if own.host == name:
-                checks += await _slot_checks(host, slot, own.port, own.gpus)
+            for part in (own.on(rank) for rank, node in enumerate(own.members) if node.host == name):
+                checks += await _slot_checks(host, slot, part.port, part.gpus)
         return checks
 
 

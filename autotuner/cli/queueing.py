@@ -271,7 +271,8 @@ async def _preflight(state: State, items: list[tuple[_Item, Candidate | None, st
             show(f"checking {number} of {len(items)}: {item.name} against the flags of its program")
             slot = state.settings.slots[item.slot]
             host = hosts.of(item.slot)
-            preflight = preflights.setdefault(slot.host, Preflight(host, HelpCache(state.settings.cache)))
+            where = item.slot if slot.nodes else slot.host
+            preflight = preflights.setdefault(where, Preflight(host, HelpCache(state.settings.cache)))
             if item.slot not in held:
                 ours = {row.id for row in state.store.open_launches(item.slot)}
                 held[item.slot] = await place_warnings(host, slot, ours)

@@ -15,7 +15,6 @@ from autotuner.core.remarks import requests_remarks
 from autotuner.core.report import duration, plus_minus, rate
 from autotuner.core.topology import joined
 from autotuner.core.verdict import LevelResult
-from autotuner.edge import housekeeping
 from autotuner.edge.rows import LaunchRow, Trial
 from autotuner.errors import NotFound
 from autotuner.outcome import benchmark_of
@@ -279,13 +278,8 @@ def _plain(value: object) -> str:
 
 
 def _print_log(state: State, launches: list[LaunchRow]) -> None:
-    from autotuner.core.redact import plain, redact_text
+    from autotuner.cli.serverlogs import log_text
 
     if not launches:
         raise NotFound("this trial was never launched")
-    path = state.settings.launches / launches[-1].id / "server.log"
-    try:
-        text = housekeeping.read_log(path).decode("utf-8", "replace")
-    except OSError as error:
-        raise NotFound(f"{path} cannot be read: {error.strerror}") from None
-    click.echo(plain(redact_text(text), len(text) + 1))
+    click.echo(log_text(state, launches[-1]))

@@ -79,6 +79,7 @@ def slot_status(state: State, name: str) -> dict[str, Any]:
     trial = store.trial_in_hand(name)
     return {
         "host": state.settings.slots[name].host,
+        "nodes": _nodes(state, name, live),
         "endpoint": state.settings.slots[name].place.url,
         "best_known": {"name": ladder[0][1], "candidate": ladder[0][0], "trial": ladder[0][2]} if ladder else None,
         "serving": {
@@ -104,6 +105,18 @@ def slot_status(state: State, name: str) -> dict[str, Any]:
         "trials": [trial_row(state, t) for t in store.trials(name) if t.state is TrialState.DONE],
         "pareto_front": [asdict(row) for row in _front(state, name)],
     }
+
+
+def _nodes(state: State, name: str, live: dict[str, Any]) -> list[dict[str, Any]]:
+    """The ranks of a slot over several nodes; `alive` is None where no daemon has looked at a launch."""
+    slot, seen = state.settings.slots[name], live.get("ranks") or []
+    if not slot.nodes:
+        return []
+    lives = [rank["alive"] for rank in seen] if len(seen) == len(slot.nodes) else [None] * len(slot.nodes)
+    return [
+        {"rank": rank, "host": node.host, "gpus": list(node.gpus), "alive": alive}
+        for rank, (node, alive) in enumerate(zip(slot.nodes, lives, strict=True))
+    ]
 
 
 def trial_row(state: State, trial: Trial) -> dict[str, Any]:
@@ -178,6 +191,10 @@ def _print_slot(state: State, name: str, row: dict[str, Any], *, show_all: bool)
         click.echo(f"  serving:    {serving['name']} ({kind}, {proof})")
     else:
         click.echo("  serving:    nothing")
+    if row["nodes"]:
+        words = {True: "lives", False: "has ended", None: "not running"}
+        ranks = (f"rank {n['rank']} on {n['host']} ({words[n['alive']]})" for n in row["nodes"])
+        click.echo(f"  nodes:      {', '.join(ranks)}")
     click.echo(f"  now:        {describe_slot(state.status(), name, clock.monotonic_s())}")
     click.echo(f"  objective:  {row['objective']}")
     for key in ("paused", "hands_off", "stopped", "degraded", "blocked"):

@@ -149,7 +149,7 @@ class _Checks:
         self, name: str, candidate: Candidate, settings: Settings, common: Preflight, hosts: Hosts
     ) -> Findings:
         slot, host = settings.slots[name], hosts.of(name)
-        preflight = common if slot.host == LOCAL else Preflight(host, common.cache)
+        preflight = common if slot.host == LOCAL and not slot.nodes else Preflight(host, common.cache)
         try:
             found = await preflight.check(candidate, strict=False, gpus=slot.gpus)
         except HostUnreachable as error:

@@ -1,16 +1,24 @@
-"""Windows of several ranks -> windows of the server: data-parallel ranks added, copies of one rank counted once. Pure.
+"""Several ranks of one server read as one: their logs' lines in one order, their windows as the server's. Pure.
 
+Windows of several ranks -> windows of the server: data-parallel ranks added, copies of one rank counted once.
 Each data-parallel rank prints its own lines, interleaved with the others'; a tensor- or pipeline-parallel copy of a rank
 says the same thing again. A sum is complete when every rank has spoken, or when one speaks a second time: ranks that
 have nothing to do print nothing.
 """
 
+import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from autotuner.engines.base import Window
 
 _DATA_PARALLEL = re.compile(r"\bDP\d+\b")
+# `[2026-11-29 15:02:38 TP0]` of SGLang, `INFO 11-29 15:02:38` of vLLM.
+_STAMP = re.compile(rb"(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
+STAMP_WITHIN = 80  # bytes from the start of a line
+SAME_CLOCK_S = 60.0  # ranks are launched at once, and no import of an engine takes so much longer on one host
 
 
 @dataclass
@@ -39,6 +47,64 @@ class RankJoiner:
             joined = (*joined, join(tuple(self._pending.values())))
             self._pending = {}
         return joined
+
+
+@dataclass
+class LineOrder:
+    """Puts what is new in the logs of several ranks, each on a host of its own, into one order by the lines' own stamps.
+
+    Clocks and time zones of hosts differ: a log's clock is taken to be ahead of ours by the most that any line was when it was
+    read. Stamps have whole seconds, so the lines of one second are spread evenly over it; a line without a stamp goes with
+    the one before it.
+    """
+
+    _ahead_s: dict[int, float] = field(default_factory=dict)
+    _last_s: dict[int, float] = field(default_factory=dict)
+
+    def order(self, pieces: Sequence[bytes], now_s: float) -> list[tuple[int, bytes]]:
+        """Given the new bytes of each rank's log and the time, return them in pieces, each with its rank; no byte is lost."""
+        timed: list[tuple[float, int, bytes]] = []
+        for rank, piece in enumerate(pieces):
+            timed += [(at_s, rank, line) for at_s, line in self._timed(rank, piece, now_s)]
+        timed.sort(key=lambda item: item[:2])  # stable: each rank's own order stays
+        return [(rank, b"".join(line for _, _, line in run)) for rank, run in groupby(timed, key=lambda item: item[1])]
+
+    def _timed(self, rank: int, piece: bytes, now_s: float) -> list[tuple[float, bytes]]:
+        stamped: list[tuple[float, bytes]] = []
+        last_s = self._last_s.get(rank, -math.inf)
+        for line in piece.splitlines(keepends=True):
+            last_s = max(last_s, _stamp_s(line))
+            stamped.append((last_s, line))
+        self._last_s[rank] = last_s
+        if math.isfinite(last_s):
+            self._ahead_s[rank] = max(last_s - now_s, self._ahead_s.get(rank, -math.inf))
+        ahead_s = self._ahead_s.get(rank, 0.0)
+        found: list[tuple[float, bytes]] = []
+        for at_s, run in groupby(stamped, key=lambda item: item[0]):
+            lines = [line for _, line in run]
+            found += [(at_s - ahead_s + number / len(lines), line) for number, line in enumerate(lines)]
+        return found
+
+
+def whole_logs(logs: Sequence[bytes]) -> list[tuple[int, bytes]]:
+    """Given the whole logs of ranks that were launched at once, return them in pieces in one order, each with its rank.
+
+    Clocks are believed, unless the first lines say that they are in different time zones.
+    """
+    begun_s = [next((at_s for line in log.splitlines() if math.isfinite(at_s := _stamp_s(line))), None) for log in logs]
+    zero_s = next((at_s for at_s in begun_s if at_s is not None), 0.0)
+    ahead_s = [(at_s if at_s is not None else zero_s) - zero_s for at_s in begun_s]
+    order = LineOrder({rank: off_s if abs(off_s) > SAME_CLOCK_S else 0.0 for rank, off_s in enumerate(ahead_s)})
+    return order.order(logs, math.inf)
+
+
+def _stamp_s(line: bytes) -> float:
+    """When a line says that it was written, in seconds that only compare; -inf where it does not say."""
+    found = _STAMP.search(line, 0, STAMP_WITHIN)
+    if found is None:
+        return -math.inf
+    month, day, hour, minute, second = map(int, found.groups())
+    return (((month * 31 + day) * 24 + hour) * 60 + minute) * 60.0 + second
 
 
 def join(windows: tuple[Window, ...]) -> Window:

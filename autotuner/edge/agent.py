@@ -31,7 +31,7 @@ from autotuner.errors import AutotunerError, HostError
 
 LAUNCHER = "shim"  # units need an installed autotuner, and a session's control groups end with it
 TAKE_OVER_S = 10.0  # an agent that SIGKILL does not end in this time hangs in the kernel
-LOOKS = frozenset({"port_holder", "gpus", "free_disk_mib", "run", "launch_of", "facts"})
+LOOKS = frozenset({"port_holder", "gpus", "free_disk_mib", "run", "launch_of", "facts", "read_log"})
 
 
 def main() -> int:

@@ -12,8 +12,10 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 LOCAL = "local"  # the slot's host where it is this machine
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$"  # of slots and hosts
 KEY_TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
 
+HostName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Word = Annotated[str, StringConstraints(pattern=r"^[^\s@:/\x00-\x1f-][^\s@/\x00-\x1f]*$", max_length=255)]
 FolderPath = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f~-][^\x00-\x1f]*$", max_length=1000)]
 Program = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f-][^\x00-\x1f]*$", max_length=1000)]

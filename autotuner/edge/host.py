@@ -9,7 +9,10 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """What to start. `secret_files` maps a variable to a file that the host itself reads."""
+    """What to start. `secret_files` maps a variable to a file that the host itself reads.
+
+    Of a server over several nodes this is rank 0, and `others` holds ranks 1, 2 and so on, each for its own node.
+    """
 
     launch_id: str
     slot: str
@@ -17,13 +20,15 @@ class LaunchSpec:
     env: dict[str, str]
     secret_files: dict[str, str] = field(default_factory=dict)
     stop_grace_s: float = 30.0
+    others: tuple["LaunchSpec", ...] = ()
 
 
 @dataclass(frozen=True)
 class ServerSeen:
     """How a launch is right now. `exit_code` is None while it lives, and where it was never recorded.
 
-    `started` is false for one that was committed and of which nothing ever ran.
+    `started` is false for one that was committed and of which nothing ever ran. `failing` says why one that lives is
+    being ended. `ranks` has the ranks of a server over several nodes, rank 0 first.
     """
 
     launch_id: str
@@ -31,6 +36,17 @@ class ServerSeen:
     exit_code: int | None = None
     error: str = ""
     started: bool = True
+    failing: str = ""
+    ranks: tuple["RankSeen", ...] = ()
+
+
+@dataclass(frozen=True)
+class RankSeen:
+    """One rank of a server over several nodes; `first` if it was seen to end before the others."""
+
+    where: str
+    seen: ServerSeen
+    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,12 +70,21 @@ class PortHolder:
 
 @dataclass(frozen=True)
 class GpuUse:
-    """One GPU: memory in MiB and the processes on it as (pid, name, MiB)."""
+    """One GPU: memory in MiB and the processes on it as (pid, name, MiB).
+
+    `index` is the driver's; over several nodes it counts on from one to the next, and `label` says which GPU of which node.
+    """
 
     index: int
     used_mib: float
     total_mib: float
     processes: tuple[tuple[int, str, float], ...] = ()
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """The GPU for people: `0`, or `0 on gpu2`."""
+        return self.label or str(self.index)
 
 
 @dataclass(frozen=True)
@@ -68,6 +93,19 @@ class Ran:
 
     code: int
     output: str
+
+
+def rank_id(launch_id: str, rank: int) -> str:
+    """Given a launch, return the id of one of its ranks on its node; rank 0 has the launch's own.
+
+    Ranks that share a host are told apart by it, and a launch without ranks is one with rank 0 alone.
+    """
+    return f"{launch_id}.{rank}" if rank else launch_id
+
+
+def launch_of_rank(found: str) -> str:
+    """Given the id of a rank, return its launch."""
+    return found.partition(".")[0]
 
 
 class Host(Protocol):

@@ -123,12 +123,12 @@ class SshHost:
 
     async def inspect(self, launch_id: str) -> ServerSeen:
         """Look at a launch."""
-        return ServerSeen(**await self._ask("inspect", launch_id=launch_id))
+        return _seen(await self._ask("inspect", launch_id=launch_id))
 
     async def stop(self, launch_id: str, grace_s: float) -> ServerSeen:
         """Stop a launch and everything below it."""
         longest_s = 2 * (grace_s + AFTER_GRACE_S)  # the shim's time, then that for what slipped away from it
-        return ServerSeen(**await self._ask("stop", longest_s, launch_id=launch_id, grace_s=grace_s))
+        return _seen(await self._ask("stop", longest_s, launch_id=launch_id, grace_s=grace_s))
 
     async def read_log(self, launch_id: str, offset: int, limit: int = 1 << 20) -> bytes:
         """Return bytes of a launch's log; the offset is the caller's, so no connection can lose or double one."""
@@ -362,6 +362,11 @@ class _Link:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(_LostError(self.lost))
+
+
+def _seen(answer: dict[str, Any]) -> ServerSeen:
+    """One host has no ranks, and JSON no tuples."""
+    return ServerSeen(**{**answer, "ranks": ()})
 
 
 async def open_link(way: Sequence[tuple[str, Destination]], controller: str) -> _Link:

@@ -11,6 +11,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotuner.edge.host import launch_of_rank
+
 LOG = "server.log"
 HEAD_BYTES = 4 << 20  # of a log that is cut: its start, with the command line and what the server resolved
 CUT = b"\n=== the middle of this log was cut out by autotuner, for it had become too long (log_mib_max) ===\n"
@@ -29,12 +31,15 @@ class Room:
 
 
 def unprotected(folder: Path, protected: AbstractSet[str]) -> list[str]:
-    """Given the folder of the launches, return the ids of those that are not protected, oldest first."""
+    """Given the folder of the launches, return the ids of those that are not protected, oldest first.
+
+    A rank of a server over several nodes is protected with its launch.
+    """
     found = []
     for path in _launches(folder):
         with contextlib.suppress(OSError):
             found.append((path.stat().st_mtime, path.name))
-    return [name for _, name in sorted(found) if name not in protected]
+    return [name for _, name in sorted(found) if launch_of_rank(name) not in protected]
 
 
 def remove(folder: Path, launch_id: str) -> bool:

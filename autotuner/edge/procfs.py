@@ -15,8 +15,9 @@ from pathlib import Path
 LAUNCH_VARIABLE = "AUTOTUNER_LAUNCH_ID"
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# The control groups of launches: `autotuner-LAUNCH` is our own, `autotuner-server@LAUNCH.service` the unit's.
-_GROUP = re.compile(rb"/autotuner-(?:server@)?([0-9a-f]{16})(?:\.service)?(?:/|$)", re.MULTILINE)
+# The control groups of launches: `autotuner-LAUNCH` is our own, `autotuner-server@LAUNCH.service` the unit's. Ranks behind
+# the first of a server over several nodes have theirs behind a dot.
+_GROUP = re.compile(rb"/autotuner-(?:server@)?([0-9a-f]{16}(?:\.[0-9]{1,4})?)(?:\.service)?(?:/|$)", re.MULTILINE)
 
 
 def stat_fields(pid: int) -> list[str] | None:

@@ -219,9 +219,10 @@ def _remove(group: Path) -> None:
 
 def sweep(parent: Path) -> None:
     """Remove the empty groups of launches that ended while no daemon looked."""
-    for group in parent.glob("autotuner-????????????????"):
-        with contextlib.suppress(OSError):
-            _remove(group)
+    for pattern in ("autotuner-????????????????", "autotuner-????????????????.*"):  # a launch, and further ranks of one
+        for group in parent.glob(pattern):
+            with contextlib.suppress(OSError):
+                _remove(group)
 
 
 def own_group() -> Path | None:

@@ -45,6 +45,15 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Rank:
+    """One of the `count` processes, each on a node of its own, that are one server; rank 0 answers, all meet at `meet`."""
+
+    number: int
+    count: int
+    meet: Place
+
+
+@dataclass(frozen=True)
 class Endpoints:
     """The paths of a server's HTTP interface; None where the engine has none."""
 
@@ -232,8 +241,12 @@ class Engine(Protocol):
         """The engine's name in candidate files."""
         ...
 
-    def argv(self, candidate: Candidate, place: Place) -> tuple[str, ...]:
-        """The command that starts the server; it listens at `place`."""
+    def argv(self, candidate: Candidate, place: Place, rank: Rank | None = None) -> tuple[str, ...]:
+        """The command that starts the server, or one rank of it; rank 0 listens at `place`."""
+        ...
+
+    def check_nodes(self, candidate: Candidate, count: int) -> tuple[str, ...]:
+        """What keeps the candidate from being one server over so many nodes. Empty if nothing."""
         ...
 
     def environment(self, candidate: Candidate) -> dict[str, str]:

@@ -9,6 +9,7 @@ from autotuner.engines.base import (
     Endpoints,
     LogFact,
     Place,
+    Rank,
     ServerExit,
     Speculation,
     Stage,
@@ -31,14 +32,13 @@ class Command:
 
     name = "command"
 
-    def argv(self, candidate: Candidate, place: Place) -> tuple[str, ...]:
-        """launch.command with {host}, {port} and {model} filled in."""
-        model = candidate.launch.model or ""
-        words = candidate.launch.command or ()
-        return tuple(
-            word.replace("{host}", place.host).replace("{port}", str(place.port)).replace("{model}", model)
-            for word in words
-        )
+    def argv(self, candidate: Candidate, place: Place, rank: Rank | None = None) -> tuple[str, ...]:
+        """launch.command with {host}, {port} and {model} filled in, and over several nodes what tells its rank."""
+        filled = {"{host}": place.host, "{port}": str(place.port), "{model}": candidate.launch.model or ""}
+        if rank is not None:
+            filled |= {"{rank}": str(rank.number), "{nodes}": str(rank.count)}
+            filled |= {"{dist_host}": rank.meet.host, "{dist_port}": str(rank.meet.port)}
+        return tuple(_filled(word, filled) for word in candidate.launch.command or ())
 
     def environment(self, candidate: Candidate) -> dict[str, str]:
         """The candidate's own variables, and the place for programs that read it from there."""
@@ -74,6 +74,12 @@ class Command:
             problems.append('launch.args is not used by engine "command"; put the flags into launch.command')
         return tuple(problems)
 
+    def check_nodes(self, candidate: Candidate, count: int) -> tuple[str, ...]:
+        """A command that does not ask which rank it is would be as many servers as there are nodes."""
+        if any("{rank}" in word for word in candidate.launch.command or ()):
+            return ()
+        return ("launch.command must contain {rank}, so that it is one server over the slot's nodes",)
+
     def speculation(self, candidate: Candidate) -> Speculation | None:
         """Unknown, so never assumed."""
         return None
@@ -97,3 +103,9 @@ class Command:
     def diagnose(self, exit_: ServerExit, lines: tuple[str, ...]) -> Diagnosis:
         """The signatures that every engine shares."""
         return choose(SIGNATURES, exit_, lines)
+
+
+def _filled(word: str, values: dict[str, str]) -> str:
+    for name, value in values.items():
+        word = word.replace(name, value)
+    return word

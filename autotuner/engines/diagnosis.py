@@ -6,6 +6,7 @@ server came up did not end it later.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autotuner.engines.base import Diagnosis, ServerExit
@@ -21,6 +22,8 @@ LOOK = "look for an operator, a scheduler or a service manager that ended it"
 # By what they end with, and by what a shell says of it.
 _TOLD = {-15: "SIGTERM", -2: "SIGINT", -1: "SIGHUP", 143: "SIGTERM", 130: "SIGINT", 129: "SIGHUP"}
 _UNNAMED = frozenset({"unknown", TOLD_TO_STOP})  # they only say that it ended: a cause beside them counts more
+# What a rank says when another has gone: true of it, and not the cause.
+ECHOES = frozenset({"unknown", "own-stop", "rendezvous-timeout", "collective-timeout", "rank-skew", "upstream-starved"})
 
 _READY = re.compile(r"fired up and ready to roll|Application startup complete|listening on http")
 # Between these two the memory that is asked for is the graphs'. vLLM says no word when it begins, but the size of its
@@ -148,6 +151,19 @@ def _named(signatures: tuple[Signature, ...]) -> tuple[Signature, ...]:
 
 def _unnamed(signatures: tuple[Signature, ...]) -> tuple[Signature, ...]:
     return tuple(s for s in signatures if s.cause in _UNNAMED)
+
+
+def of_ranks(found: Sequence[tuple[str, Diagnosis]], first: int | None) -> Diagnosis:
+    """Given the host and the diagnosis of each rank of a server, and which ended first, return the server's.
+
+    It is that of the first to end; unless that one names nothing but another's absence, and another names a cause.
+    """
+    order = sorted(range(len(found)), key=lambda rank: rank != first)
+    causes = [rank for rank in order if found[rank][1].cause not in ECHOES]
+    named = [rank for rank in order if found[rank][1].cause != "unknown"]
+    rank = causes[0] if causes else first if first is not None else (named or order)[0]
+    where, diagnosis = found[rank]
+    return replace(diagnosis, sentence=f"rank {rank} on {where}: {diagnosis.sentence}")
 
 
 def since_ready(lines: tuple[str, ...]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from autotuner.engines.base import (
     LogFact,
     Note,
     Place,
+    Rank,
     ServerExit,
     Speculation,
     Stage,
@@ -90,7 +91,7 @@ class LlamaCpp:
 
     name = "llamacpp"
 
-    def argv(self, candidate: Candidate, place: Place) -> tuple[str, ...]:
+    def argv(self, candidate: Candidate, place: Place, rank: Rank | None = None) -> tuple[str, ...]:
         """The server's command, with metrics and slots on: without them speculation cannot be judged."""
         launch = candidate.launch
         reporting = {"metrics": True, "slots": True}
@@ -146,6 +147,10 @@ class LlamaCpp:
         if candidate.arg("spec-synth-len") and method == "none":
             problems.append("args.spec-synth-len needs args.spec-type")
         return tuple(problems)
+
+    def check_nodes(self, candidate: Candidate, count: int) -> tuple[str, ...]:
+        """A llama-server is one process; its RPC backend is another program, with neither a key nor a check of its peer."""
+        return ("llama.cpp serves from one node; take a slot on one host for it",)
 
     def speculation(self, candidate: Candidate) -> Speculation | None:
         """From --spec-type and --spec-draft-n-max (3 unless set); n-gram methods draft as long as they match."""

@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 
 from autotuner.core.candidate import Candidate, flag_argv
-from autotuner.engines import nccl_log, prometheus, sglang_flags, sglang_info, sglang_moves
+from autotuner.engines import nccl_log, nodes, prometheus, sglang_flags, sglang_info, sglang_moves
 from autotuner.engines.answers import dtype, word
 from autotuner.engines.base import (
     Counters,
@@ -20,6 +20,7 @@ from autotuner.engines.base import (
     Note,
     Place,
     Prefill,
+    Rank,
     ServerExit,
     Speculation,
     Stage,
@@ -111,7 +112,7 @@ class SGLang:
 
     name = "sglang"
 
-    def argv(self, candidate: Candidate, place: Place) -> tuple[str, ...]:
+    def argv(self, candidate: Candidate, place: Place, rank: Rank | None = None) -> tuple[str, ...]:
         """`python -m sglang.launch_server`, which every release has; metrics are off unless asked for."""
         launch = candidate.launch
         metrics = () if candidate.arg("enable-metrics") is not None else ("--enable-metrics",)
@@ -120,6 +121,7 @@ class SGLang:
             *("--model-path", launch.model or "", "--host", place.host, "--port", str(place.port)),
             *metrics,
             *flag_argv(launch.args),
+            *(nodes.sglang_flags(rank) if rank else ()),
         )
 
     def environment(self, candidate: Candidate) -> dict[str, str]:
@@ -155,6 +157,10 @@ class SGLang:
     def check(self, candidate: Candidate) -> tuple[str, ...]:
         """Flags that contradict each other or the slot."""
         return sglang_flags.problems(candidate)
+
+    def check_nodes(self, candidate: Candidate, count: int) -> tuple[str, ...]:
+        """See nodes."""
+        return nodes.problems(candidate, count)
 
     def speculation(self, candidate: Candidate) -> Speculation | None:
         """What --speculative-algorithm and its companions ask for."""

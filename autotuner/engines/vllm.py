@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 
 from autotuner.core.candidate import Candidate, flag_argv
-from autotuner.engines import nccl_log, prometheus, vllm_flags, vllm_info, vllm_moves
+from autotuner.engines import nccl_log, nodes, prometheus, vllm_flags, vllm_info, vllm_moves
 from autotuner.engines.answers import dtype, word
 from autotuner.engines.base import (
     Counters,
@@ -18,6 +18,7 @@ from autotuner.engines.base import (
     LogFact,
     Note,
     Place,
+    Rank,
     ServerExit,
     Speculation,
     Stage,
@@ -116,13 +117,14 @@ class VLLM:
 
     name = "vllm"
 
-    def argv(self, candidate: Candidate, place: Place) -> tuple[str, ...]:
+    def argv(self, candidate: Candidate, place: Place, rank: Rank | None = None) -> tuple[str, ...]:
         """`vllm serve`; the older module vllm.entrypoints.openai.api_server warns that it will go away."""
         launch = candidate.launch
         return (
             *self._program(candidate),
             *("serve", launch.model or "", "--host", place.host, "--port", str(place.port)),
             *flag_argv(launch.args),
+            *(nodes.vllm_flags(rank, candidate) if rank else ()),
         )
 
     def environment(self, candidate: Candidate) -> dict[str, str]:
@@ -161,6 +163,10 @@ class VLLM:
     def check(self, candidate: Candidate) -> tuple[str, ...]:
         """Flags that contradict each other or the slot, or that no release reads."""
         return vllm_flags.problems(candidate)
+
+    def check_nodes(self, candidate: Candidate, count: int) -> tuple[str, ...]:
+        """See nodes."""
+        return nodes.problems(candidate, count)
 
     def speculation(self, candidate: Candidate) -> Speculation | None:
         """What --speculative-config or its shortcuts ask for."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from autotuner.rehearsal.batch import Acceptance
 from autotuner.rehearsal.personalities import CAPPED_AT, HALF_LIFE_S, Personality
+from autotuner.rehearsal.ranks import ALONE, Ranks
 from autotuner.rehearsal.speeds import DRAFTED_NGRAM, DRAFTED_STEPS, SHAPES, Costs, Shape, shape_for
 
 ENGINES = ("sglang", "vllm", "llamacpp")
@@ -47,8 +48,9 @@ class Asked:
     log_interval: int = 40
     context_len: int = 8192
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    ranks: int = 1
+    gpus: int = 1
     nccl: Mapping[str, str] = field(default_factory=dict)  # its variables
+    ranks: Ranks = ALONE
 
 
 @cache
@@ -95,9 +97,29 @@ def read(
     model = options.text("--model-path", "--model", "-m") or "model"
     if engine == "vllm":
         model = next(iter(options.values.get("", ())[1:]), model)
-    asked = readers[engine](options, env, personality, SHAPES[shape] if shape else shape_for(model), model)
-    ranks = options.whole(1, *TENSOR_PARALLEL) if engine != "llamacpp" else 1
-    return replace(asked, ranks=ranks, nccl={name: value for name, value in env.items() if name.startswith("NCCL_")})
+    found = readers[engine](options, env, personality, SHAPES[shape] if shape else shape_for(model), model)
+    gpus = options.whole(1, *TENSOR_PARALLEL) if engine != "llamacpp" else 1
+    spoken = {name: value for name, value in env.items() if name.startswith("NCCL_")}
+    return replace(found, gpus=gpus, nccl=spoken, ranks=ranks_of(engine, argv))
+
+
+def ranks_of(engine: str, argv: list[str]) -> Ranks:
+    """Given an engine's argv, return which rank of how many it asks for. Raise WrongFlagError."""
+    options = _Options(options_of(engine, argv))
+    count, number = options.whole(1, "--nnodes"), options.whole(0, "--node-rank")
+    if number >= count:
+        raise WrongFlagError(f"argument --node-rank: {number} of {count} nodes")
+    if count == 1:
+        return ALONE
+    host, _, port = (options.text("--dist-init-addr", "--nccl-init-addr") or "127.0.0.1:20000").rpartition(":")
+    if engine == "vllm":
+        host, port = options.text("--master-addr") or "127.0.0.1", options.text("--master-port") or "29501"
+        if options.has("--headless") != bool(number):
+            raise WrongFlagError("argument --headless: is for every rank but the first")
+    gpus = options.whole(1, "--tp-size", "--tp", "--tensor-parallel-size") * options.whole(
+        1, "--pp-size", "--pipeline-parallel-size"
+    )
+    return Ranks(number, count, host.strip("[]"), int(port), number * (gpus // count))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from autotuner.core.candidate import Candidate
 from autotuner.engines import ENGINES
-from autotuner.engines.base import Engine, Place, Stage
+from autotuner.engines.base import Engine, Place, Rank, Stage
 
 LOAD_SCALE = 20.0  # a minute of loading takes three seconds
 REHEARSED = ("sglang", "vllm", "llamacpp")  # a command of its own is run as it is, so it cannot be rehearsed
@@ -27,9 +27,9 @@ class RehearsalEngine:
         """Everything that is not redirected here."""
         return getattr(self.inner, name)
 
-    def argv(self, candidate: Candidate, place: Place) -> tuple[str, ...]:
+    def argv(self, candidate: Candidate, place: Place, rank: Rank | None = None) -> tuple[str, ...]:
         """The rehearsed server, told what the engine would have been told."""
-        return (*self._server(), *self.inner.argv(candidate, place))
+        return (*self._server(), *self.inner.argv(candidate, place, rank))
 
     def help_argv(self, candidate: Candidate) -> tuple[str, ...] | None:
         """The rehearsed server's list of common flags stands in for the help of an engine that need not be installed."""

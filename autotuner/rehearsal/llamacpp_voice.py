@@ -63,6 +63,10 @@ class LlamaVoice(Mouth):
         ]
         return [self._line(line, "E") for line in lines]
 
+    def failed(self, error: str) -> list[str]:
+        """One line."""
+        return [self._line(error, "E")]
+
     def engine_died(self) -> list[str]:
         """There is only one process: it aborts."""
         return [self._line("CUDA error: an illegal memory access was encountered", "E")]

@@ -61,3 +61,10 @@ _ALL = (
     Personality("ignores-sigterm", "ignores SIGTERM", ignores_term=True),
 )
 PERSONALITIES: Mapping[str, Personality] = MappingProxyType({personality.name: personality for personality in _ALL})
+
+
+def personality_of(text: str, rank: int = 0) -> Personality | None:
+    """Given a name, return its personality, None if there is none; `NAME@1` is that of rank 1, and other ranks are healthy."""
+    name, _, only = text.partition("@")
+    found = PERSONALITIES.get(name)
+    return PERSONALITIES["healthy"] if found is not None and only and only != str(rank) else found

@@ -22,7 +22,16 @@ from autotuner.rehearsal.asked import Asked, WrongFlagError
 from autotuner.rehearsal.batch import Batch, Step, Work
 from autotuner.rehearsal.llamacpp_voice import LlamaVoice
 from autotuner.rehearsal.nccl_voice import WATCHDOG
-from autotuner.rehearsal.personalities import AFTER, AFTER_VAR, ENV_VAR, PERSONALITIES, LoadStage, Personality
+from autotuner.rehearsal.personalities import (
+    AFTER,
+    AFTER_VAR,
+    ENV_VAR,
+    PERSONALITIES,
+    LoadStage,
+    Personality,
+    personality_of,
+)
+from autotuner.rehearsal.ranks import Peers
 from autotuner.rehearsal.sglang_voice import SGLangVoice
 from autotuner.rehearsal.speeds import SHAPES
 from autotuner.rehearsal.stream import Stream
@@ -66,6 +75,7 @@ class Server:
         self._listener: asyncio.Server | None = None
         stamps = Stamps(lambda form: clock.local_now().strftime(form), lambda: clock.monotonic_s() - self._began_s)
         self.voice = _voice(asked, self.batch, self.ledger, stamps)
+        self.peers = Peers(asked.ranks, pace.load)
 
     async def run(self) -> int:
         """Load, serve, and end as the personality or a signal wants it."""
@@ -86,6 +96,8 @@ class Server:
         await self._load()
         self._zero_s = clock.monotonic_s()
         self.ready = True
+        while self.asked.ranks.number:
+            await self._follow()
         while True:
             await self._turn()
 
@@ -94,7 +106,13 @@ class Server:
         out_of_memory: LoadStage | None = who.out_of_memory_at or ("capture" if self.asked.out_of_memory else None)
         for said in self.voice.starting():
             await clock.sleep(said.after_s * who.load_factor / self.pace.load)
+            if self.peers.lost:
+                await asyncio.Event().wait()
+            if said.listens:
+                await self.peers.loaded()
             _write([said.text])
+            if said.meets:
+                await self._meet()
             if said.listens:
                 await self._listen()
             if said.ends:
@@ -104,6 +122,19 @@ class Server:
             if said.stage is not None and said.stage == out_of_memory:
                 _write(self.voice.out_of_memory(out_of_memory))
                 await self._over(self.voice.exit_code_failed)
+        if self.asked.ranks.number:
+            await self.peers.loaded()
+
+    async def _meet(self) -> None:
+        if error := await self.peers.meet():
+            _write(self.voice.failed(error))
+            await self._over(self.voice.exit_code_failed)
+
+    async def _follow(self) -> None:
+        """A rank without an interface shows its character by the answers that rank 0 tells of."""
+        await clock.sleep(TICK_S)
+        self.ledger.ended = self.peers.ended
+        self._show_character()
 
     async def _listen(self) -> None:
         try:
@@ -137,6 +168,8 @@ class Server:
     async def _take(self, step: Step) -> None:
         self.ledger.add(step, self.asked.draft_tokens)
         _write(self.voice.step(step))
+        if step.ended:
+            self.peers.tell(self.ledger.ended)
         for work in step.ended:
             stream = self._streams.pop(work, None)
             if stream is not None and not stream.gone:
@@ -158,7 +191,7 @@ class Server:
 
     @property
     def _dumb(self) -> bool:
-        return self.personality.falls_dumb and self.ledger.ended >= self.pace.after
+        return self.peers.lost or (self.personality.falls_dumb and self.ledger.ended >= self.pace.after)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -284,11 +317,12 @@ def main() -> None:
     if {"--help", "-h", "--help=all"} & set(options.argv):
         sys.stdout.write(reading.help_text(options.engine))
         return
-    personality = PERSONALITIES.get(options.personality or os.environ.get(ENV_VAR) or "healthy")
-    if personality is None:
-        sys.exit(f"there is no personality {os.environ.get(ENV_VAR)}; known: {', '.join(PERSONALITIES)}")
+    name = options.personality or os.environ.get(ENV_VAR) or "healthy"
+    if personality_of(name) is None:
+        sys.exit(f"there is no personality {name}; known: {', '.join(PERSONALITIES)}")
     try:
-        asked = reading.read(options.engine, options.argv, os.environ, personality, options.shape)
+        who = personality_of(name, reading.ranks_of(options.engine, options.argv).number) or PERSONALITIES["healthy"]
+        asked = reading.read(options.engine, options.argv, os.environ, who, options.shape)
     except WrongFlagError as error:
         program = reading.PROGRAMS[options.engine]
         if options.engine == "llamacpp":
@@ -299,7 +333,7 @@ def main() -> None:
     signal.alarm(max(1, options.max_seconds))  # its default action ends the process, whatever else it ignores
     after = options.after if options.after is not None else int(os.environ.get(AFTER_VAR) or AFTER)
     pace = Pace(options.time_scale, options.speed, after)
-    code = asyncio.run(_run(asked, personality, pace, options.max_seconds))
+    code = asyncio.run(_run(asked, who, pace, options.max_seconds))
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
         os.kill(os.getpid(), -code)

@@ -40,7 +40,7 @@ class SGLangVoice(Mouth):
                 )
             )
         yield Said(self._line(f"server_args={self._arguments()}"), 1.0, "process")
-        yield Said(self._line("Init torch distributed begin."), 20.0, "process")
+        yield Said(self._line("Init torch distributed begin."), 20.0, "process", meets=True)
         yield from nccl_meets(a)
         yield Said(self._line("Init torch distributed ends. elapsed=0.26 s, mem usage=0.09 GB"), 0.3)
         broken = "Ignore import error when loading sglang.srt.models.mimo_audio: Can not import FA3 in sgl_kernel."
@@ -57,6 +57,10 @@ class SGLangVoice(Mouth):
             yield from self._capture("cuda graph", 20.0)
         if a.draft_model:
             yield from self._drafter()
+        if a.ranks.number:
+            # Not recorded: the words of launch_dummy_health_check_server in sglang/srt/utils.
+            yield Said(self._line(f"Starting dummy health check server at {a.host}:{a.port}"))
+            return
         limits = (
             f"max_total_num_tokens={KV_TOKENS}, chunked_prefill_size=8192, max_prefill_tokens=16384, "
             f"max_running_requests={a.cap}, context_len={a.context_len}, available_gpu_mem=41.39 GB"
@@ -121,20 +125,21 @@ class SGLangVoice(Mouth):
     def out_of_memory(self, stage: LoadStage) -> list[str]:
         """A scheduler's traceback, then the front end's word on it."""
         gone = f"CUDA out of memory. {OUT_OF_MEMORY}"
+        if stage != "capture":
+            return self.failed(f"torch.OutOfMemoryError: {gone}")
+        return self.failed(
+            f"torch.OutOfMemoryError: {gone}",
+            "\nDuring handling of the above exception, another exception occurred:\n\n",
+            f"Exception: Capture cuda graph failed: {gone}\n",
+            "Possible solutions:\n1. set --mem-fraction-static to a smaller value (e.g., 0.8 or 0.7)\n",
+            "2. set --cuda-graph-max-bs to a smaller value (e.g., 16)\n\n",
+        )
+
+    def failed(self, error: str, *more: str) -> list[str]:
+        """A scheduler's traceback, then the front end's word on it."""
         head = self._line("Scheduler hit an exception: Traceback (most recent call last):")
-        lines = [head, f"{_TRACE}\n", "    scheduler = Scheduler(\n", f"torch.OutOfMemoryError: {gone}\n"]
-        if stage == "capture":
-            lines += [
-                "\nDuring handling of the above exception, another exception occurred:\n\n",
-                f"Exception: Capture cuda graph failed: {gone}\n",
-                "Possible solutions:\n1. set --mem-fraction-static to a smaller value (e.g., 0.8 or 0.7)\n",
-                "2. set --cuda-graph-max-bs to a smaller value (e.g., 16)\n\n",
-            ]
-        return [
-            *lines,
-            "\n",
-            self._line("Received sigquit from a child process. It usually means the child failed."),
-        ]
+        last = self._line("Received sigquit from a child process. It usually means the child failed.")
+        return [head, f"{_TRACE}\n", "    scheduler = Scheduler(\n", f"{error}\n", *more, "\n", last]
 
     def engine_died(self) -> list[str]:
         """The scheduler was killed from outside."""
@@ -223,8 +228,11 @@ class SGLangVoice(Mouth):
             f"ServerArgs(model_path={a.model!r}, host={a.host!r}, port={a.port}, max_running_requests={a.cap}, "
             f"watchdog_timeout=300.0, crash_dump_folder=None, enable_metrics={a.metrics}, attention_backend=None, "
             f"speculative_algorithm={quoted}, speculative_draft_model_path={a.draft_model or None!r}, "
-            f"speculative_num_steps={steps}, disable_cuda_graph={not a.costs.graphs})"
+            f"speculative_num_steps={steps}, disable_cuda_graph={not a.costs.graphs}, nnodes={a.ranks.count}, "
+            f"node_rank={a.ranks.number})"
         )
 
     def _line(self, text: str) -> str:
-        return f"[{self.stamps.wall('%Y-%m-%d %H:%M:%S')}] {text}\n"
+        """Of several ranks each names itself; a rank on one node alone says nothing of it, as recorded."""
+        rank = f" TP{self.asked.ranks.first_gpu}" if self.asked.ranks.count > 1 else ""
+        return f"[{self.stamps.wall('%Y-%m-%d %H:%M:%S')}{rank}] {text}\n"

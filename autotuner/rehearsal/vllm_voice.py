@@ -28,8 +28,12 @@ class VLLMVoice(Mouth):
         """Arguments, engine, weights, compilation, pool, graphs, routes."""
         a = self.asked
         yield Said(self._api("api_utils.py:286", f"non-default args: {self._arguments()}"), 5.0, "process")
+        if a.ranks.number:
+            # Not recorded: the words of run_headless in vllm/entrypoints/cli/serve.py.
+            meet = f"with head node address {a.ranks.host}:{a.ranks.port} for torch.distributed process group."
+            yield Said(self._api("serve.py:215", f"Launching vLLM (v0.32.0) headless multiproc executor, {meet}"), 1.0)
         yield Said(self._api("model.py:2152", f"Using max model len {a.context_len}"), 2.0, "process")
-        yield Said(self._core("core.py:133", self._dump()), 6.0, "process")
+        yield Said(self._core("core.py:133", self._dump()), 6.0, "process", meets=True)
         yield from nccl_meets(a)
         yield Said(self._core("cuda.py:300", "Using FLASH_ATTN attention backend out of potential backends."), 2.0)
         yield Said(self._core("gpu_model_runner.py:3021", f"Starting to load model {a.model}..."), 1.0, "weights")
@@ -53,6 +57,8 @@ class VLLMVoice(Mouth):
             yield from self._capture(15.0)
         settled = "Warming up kernels that the capture did not"
         yield Said(self._core("kernel_warmup.py:40", settled), 0.5, "warmup")
+        if a.ranks.number:
+            return
         yield Said(self._core("core.py:402", "init engine (profile, create kv cache, warmup model) took 32.41 s"), 2.0)
         yield Said(self._api("entry.py:140", f"Starting vLLM server on http://{a.host}:{a.port}"), 1.0)
         yield Said(f"INFO:     Started server process [{self.pid}]\nINFO:     Waiting for application startup.\n")
@@ -131,13 +137,19 @@ class VLLMVoice(Mouth):
         """The engine's traceback, then the front end's echo."""
         gone = f"CUDA out of memory. {OUT_OF_MEMORY}"
         where = "capture_model" if stage == "capture" else "load_model"
-        error = [
-            "EngineCore failed to start.",
-            "Traceback (most recent call last):",
+        return self._ended_by(
             f'  File "/opt/venv/lib/python3.12/site-packages/vllm/v1/worker/gpu_model_runner.py", line 4010, in {where}',
             f"torch.OutOfMemoryError: {gone}",
-        ]
-        lines = [self._core("core.py:1020", text, "ERROR") for text in error]
+        )
+
+    def failed(self, error: str) -> list[str]:
+        """The same, from where ranks find each other."""
+        where = '  File "/opt/venv/lib/python3.12/site-packages/vllm/v1/worker/gpu_worker.py", line 212, in init_device'
+        return self._ended_by(where, error)
+
+    def _ended_by(self, where: str, error: str) -> list[str]:
+        head = ["EngineCore failed to start.", "Traceback (most recent call last):"]
+        lines = [self._core("core.py:1020", text, "ERROR") for text in (*head, where, error)]
         echo = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': 1}\n"
         return [*lines, f"(APIServer pid={self.pid}) Traceback (most recent call last):\n", echo]
 
@@ -213,7 +225,10 @@ class VLLMVoice(Mouth):
         )
 
     def _api(self, where: str, text: str, level: str = "INFO") -> str:
+        if self.asked.ranks.number:  # headless: there is no such process
+            return f"{level} {self.stamps.wall('%m-%d %H:%M:%S')} [{where}] {text}\n"
         return f"(APIServer pid={self.pid}) {level} {self.stamps.wall('%m-%d %H:%M:%S')} [{where}] {text}\n"
 
     def _core(self, where: str, text: str, level: str = "INFO") -> str:
-        return f"(EngineCore pid={self.pid + 1}) {level} {self.stamps.wall('%m-%d %H:%M:%S')} [{where}] {text}\n"
+        who = f"Worker_TP{self.asked.ranks.first_gpu}" if self.asked.ranks.number else "EngineCore"
+        return f"({who} pid={self.pid + 1}) {level} {self.stamps.wall('%m-%d %H:%M:%S')} [{where}] {text}\n"

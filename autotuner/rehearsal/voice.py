@@ -27,6 +27,7 @@ class Said:
     stage: LoadStage | None = None
     listens: bool = False  # from here on its port is open
     ends: bool = False  # it was the last one: the server fails
+    meets: bool = False  # here ranks on other nodes are waited for
 
 
 @dataclass
@@ -112,6 +113,10 @@ class Voice(Protocol):
         """The lines of a start that runs out of memory."""
         ...
 
+    def failed(self, error: str) -> list[str]:
+        """The lines of a start that ends by an exception."""
+        ...
+
     def engine_died(self) -> list[str]:
         """The lines of a front end whose engine died."""
         ...
@@ -143,9 +148,9 @@ class Mouth:
 
 def nccl_meets(asked: Asked) -> Iterator[Said]:
     """NCCL's part of a start: its ranks meet, or do not, and it says what it chose where it is to talk."""
-    yield Said(nccl_voice.begins(asked.ranks, asked.nccl), 0.5, "nccl")
-    fails = nccl_voice.fails(asked.ranks, asked.nccl)
-    yield Said(nccl_voice.formed(asked.ranks, asked.nccl), 0.5, ends=fails)
+    yield Said(nccl_voice.begins(asked.gpus, asked.nccl), 0.5, "nccl")
+    fails = nccl_voice.fails(asked.gpus, asked.nccl)
+    yield Said(nccl_voice.formed(asked.gpus, asked.nccl), 0.5, ends=fails)
 
 
 def shards(label: str, count: int, seconds: float) -> Iterator[Said]:

@@ -47,6 +47,7 @@ class House:
             "prompt_tokens": "16",
         }
         self.extra = ""
+        self.program = PROGRAM
 
     @property
     def settings_file(self) -> Path:
@@ -83,7 +84,7 @@ class House:
         return path
 
     def cli(self, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-        command = [*PROGRAM, "-s", str(self.settings_file), *map(str, arguments)]
+        command = [*self.program, "-s", str(self.settings_file), *map(str, arguments)]
         ran = subprocess.run(
             command, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False, env=environment()
         )
@@ -95,7 +96,7 @@ class House:
             self.write_settings()
         with (self.folder / "daemon.log").open("ab") as log:
             process = subprocess.Popen(
-                [*PROGRAM, "-s", str(self.settings_file), "daemon", "--log-format", "json"],
+                [*self.program, "-s", str(self.settings_file), "daemon", "--log-format", "json"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

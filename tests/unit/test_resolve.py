@@ -11,7 +11,7 @@ from autotuner import measure, outcome, resolve
 from autotuner.act import _Following, _now_serving
 from autotuner.bench.benchmark import Benchmark
 from autotuner.cli.reading import _print_configuration
-from autotuner.context import LogReader, SlotContext
+from autotuner.context import SlotContext
 from autotuner.core.candidate import Candidate, Launch
 from autotuner.core.decide import RunLevel
 from autotuner.core.effective import Configuration, merge
@@ -23,6 +23,7 @@ from autotuner.edge.rows import LaunchRow, Trial, configuration_json, judgement_
 from autotuner.edge.store import Store
 from autotuner.engines.base import Effective
 from autotuner.errors import HostError
+from autotuner.serverlog import LogReader
 from autotuner.settings import Settings
 
 TOPOLOGY = (Path(__file__).parent / "core" / "data" / "topo-2-h200.txt").read_text()

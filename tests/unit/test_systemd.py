@@ -192,6 +192,8 @@ def test_the_units_ship_sandboxed(tmp_path: Path, name: str, most: int) -> None:
         ("manage-units", "autotuner", "autotuner-server@0123456789abcdef.service", "set-property", False),
         ("manage-units", "autotuner", "autotuner-server@x.service", "start", False),
         ("manage-units", "autotuner", "sshd.service", "start", False),
+        ("manage-units", "autotuner", "autotuner-server@0123456789abcdef.1.service", "start", True),  # a further rank
+        ("manage-units", "autotuner", "autotuner-server@0123456789abcdef.x.service", "start", False),
         ("manage-units", "autotuner", "autotuner-server@0123456789abcdef.service.service", "start", False),
         ("manage-units", "autotuner", "a\\nautotuner-server@0123456789abcdef.service", "start", False),
         ("manage-units", "autotuner", None, "start", False),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotuner import act, outcome
+from autotuner import act, measure, outcome
 from autotuner.bench.benchmark import Benchmark
 from autotuner.context import SlotContext
 from autotuner.core import decide
@@ -254,3 +254,27 @@ def test_a_lost_connection_is_not_taken_for_a_server_without_requests(ctx: SlotC
     assert host(ctx).stopped == 0
     host(ctx).cut_by_inspect = False
     assert asyncio.run(act.traffic(ctx, row.trial_id)) == ""
+
+
+def test_a_server_that_ended_while_it_was_asked_for_tokens_is_not_said_to_live_and_say_nothing(
+    ctx: SlotContext,
+) -> None:
+    row = begin(ctx)
+    host(ctx).seen = ServerSeen("x", alive=False, exit_code=-9)
+    asyncio.run(act.verify(ctx, decide.Verify(row.id)))
+    assert ctx.store.launch(row.id).state is LaunchState.SERVING  # the next cycle records its end, with its cause
+    assert not host(ctx).stopped
+
+
+def test_a_level_on_a_server_of_which_a_rank_has_ended_tells_of_that(ctx: SlotContext, monkeypatch: Any) -> None:
+    async def never_idle(*_: object) -> bool:
+        return False  # the others stand still, and so do their requests
+
+    monkeypatch.setattr(measure, "becomes_idle", never_idle)
+    row = begin(ctx)
+    host(ctx).seen = ServerSeen("x", alive=False, exit_code=-9)
+    asyncio.run(measure.run_level(ctx, decide.RunLevel(row.trial_id or 0, row.id, 1)))
+    assert ctx.store.launch(row.id).state is LaunchState.ENDED
+    trial = ctx.store.trial(row.trial_id or 0)
+    assert trial.ended is not None
+    assert trial.ended.rule == "server-ended"

@@ -55,6 +55,12 @@ def test_a_log_within_its_bounds_is_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == before == housekeeping.read_log(path)
 
 
+def test_a_further_rank_of_a_server_over_several_nodes_stays_with_its_launch(tmp_path: Path) -> None:
+    (tmp_path / "abc.1").mkdir()
+    assert housekeeping.unprotected(tmp_path, {"abc"}) == []
+    assert housekeeping.unprotected(tmp_path, {"abcd"}) == ["abc.1"]
+
+
 def test_the_oldest_folders_that_nothing_protects_come_first_and_the_locks_are_no_launch(tmp_path: Path) -> None:
     for age, name in enumerate(("new", "old", "older", "oldest", "slots")):
         (tmp_path / name).mkdir()

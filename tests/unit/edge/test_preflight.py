@@ -13,6 +13,7 @@ from autotuner.core.topology import QUERY
 from autotuner.edge import gpu
 from autotuner.edge.helpcache import HelpCache
 from autotuner.edge.host import GpuUse, PortHolder, Ran
+from autotuner.edge.host_nodes import Member, NodesHost
 from autotuner.engines.flags import Findings
 from autotuner.errors import HostError
 from autotuner.preflight import Preflight, place_warnings, slot_problems
@@ -277,3 +278,62 @@ def test_a_host_that_does_not_answer_is_said_and_refuses_nothing() -> None:
             raise HostError("nvidia-smi did not end within 30 s")
 
     assert "nvidia-smi did not end" in held(Mute(), None)[0]
+
+
+NODES = Slot(port=30000, nodes=[{"host": "gpu1", "gpus": [0, 1]}, {"host": "gpu2", "gpus": [0]}])
+
+
+def spread(**args: Any) -> Candidate:
+    return Candidate(name="a", engine="sglang", launch=Launch(model="/m", python="/py", args=args))
+
+
+def test_a_server_over_nodes_must_fit_each_of_them() -> None:
+    assert slot_problems(spread(tp=2), NODES) == ()
+    assert slot_problems(spread(tp=4), NODES) == ("it asks for 2 GPUs on each node, node gpu2 has 1",)
+    assert "do not divide by 2 nodes" in slot_problems(spread(tp=3), NODES)[0]
+    assert "args.nnodes" in slot_problems(spread(tp=2, nnodes=2), NODES)[0]
+    assert slot_problems(candidate(), NODES) == ("llama.cpp serves from one node; take a slot on one host for it",)
+    visible = spread(tp=2).model_copy(
+        update={"launch": Launch(model="/m", args={"tp": 2}, env={"CUDA_VISIBLE_DEVICES": "0"})}
+    )
+    assert "0,1 on gpu1; 0 on gpu2" in slot_problems(visible, NODES)[0]
+
+
+def test_a_node_with_another_release_is_named() -> None:
+    class Node(Host):
+        here = False
+
+        def __init__(self, version: str) -> None:
+            super().__init__()
+            self.version = version
+
+        async def run(self, argv: tuple[str, ...], timeout_s: float) -> Ran:
+            return Ran(0, "  --tp N  ranks\n  --port P  port\n" if "--help" in argv else self.version)
+
+    def found(first: str, second: str) -> str:
+        members = [Member("gpu1", Node(first)), Member("gpu2", Node(second))]  # type: ignore[arg-type]
+        return "\n".join(asyncio.run(Preflight(NodesHost(members, 1.0)).check(spread(tp=2))).problems)
+
+    assert found("0.5.12", "0.5.12") == ""
+    assert "rank 1 would be sglang 0.5.10 on gpu2, and rank 0 is 0.5.12" in found("0.5.12", "0.5.10")
+
+
+def test_strangers_on_any_node_are_said_with_it() -> None:
+    class Node(Host):
+        def __init__(self, holder: PortHolder | None) -> None:
+            super().__init__()
+            self.holder = holder
+
+        async def port_holder(self, port: int) -> PortHolder | None:
+            return self.holder
+
+        async def gpus(self, indices: tuple[int, ...]) -> tuple[GpuUse, ...]:
+            return ()
+
+    members = [Member("gpu1", Node(PortHolder(5, "x", "abc"))), Member("gpu2", Node(PortHolder(6, "y", None)))]  # type: ignore[arg-type]
+    said = asyncio.run(place_warnings(NodesHost(members, 1.0), NODES, {"abc"}))
+    assert said == (
+        "port 30000 of the slot is held by pid 6 (y): nothing can be launched until it is free (node gpu2)",
+    )
+    members[1] = Member("gpu2", Node(PortHolder(6, "y", "abc.1")))  # type: ignore[arg-type]
+    assert asyncio.run(place_warnings(NodesHost(members, 1.0), NODES, {"abc"})) == ()

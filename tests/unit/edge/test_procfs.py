@@ -166,3 +166,21 @@ def test_use_is_counted() -> None:
     assert read > 0
     assert cpu_s > 0
     assert resident > 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("group", "launch"),
+    [
+        ("0::/system.slice/autotuner-server@0123456789abcdef.service", "0123456789abcdef"),
+        ("0::/system.slice/autotuner-server@0123456789abcdef.12.service/below", "0123456789abcdef.12"),
+        ("0::/user/autotuner-0123456789abcdef", "0123456789abcdef"),
+        ("0::/user/autotuner-0123456789abcdef.1", "0123456789abcdef.1"),
+        ("0::/user/autotuner-0123456789abcdef.x", None),
+        ("0::/user/autotuner-trial-77", None),
+    ],
+)
+def test_a_launch_and_its_further_ranks_are_known_by_their_groups(
+    group: str, launch: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(procfs, "_bytes", lambda _: group.encode() + b"\n")
+    assert procfs.launch_by_group(1) == launch
