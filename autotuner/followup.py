@@ -6,7 +6,7 @@ what is ready, together with the verdict.
 
 import dataclasses
 
-from autotuner import outcome
+from autotuner import known
 from autotuner.context import SlotContext
 from autotuner.core.candidate import Candidate, to_toml
 from autotuner.core.followups import (
@@ -92,7 +92,7 @@ async def _situation(ctx: SlotContext, trial: Trial, row: ProposalRow) -> Situat
     launch = next(iter(reversed(ctx.store.launches(ctx.name, trial.id))), None)
     effective = row.known or (launch.configuration.effective if launch and launch.configuration else None)
     version = (effective.version if effective else None) or await engine_version(ctx.host, candidate)
-    benchmark = outcome.benchmark_of(trial)
+    benchmark = known.benchmark_of(trial)
     situation = Situation(
         candidate=candidate,
         engine=ctx.engine(candidate),
@@ -102,7 +102,7 @@ async def _situation(ctx: SlotContext, trial: Trial, row: ProposalRow) -> Situat
         effective=effective,
         version=version,
         results=ctx.store.results(trial.id),
-        baseline=outcome.baseline_of(ctx, trial),
+        baseline=known.baseline_of(ctx, trial),
         refused=launch.diagnosis.evidence if launch and launch.diagnosis else (),
     )
     measured = [
@@ -149,7 +149,7 @@ def _queued_so_far(ctx: SlotContext) -> int:
 
 
 def _gpu_s(ctx: SlotContext, trial: Trial, candidate: Candidate) -> float:
-    planned = outcome.planned_s(outcome.benchmark_of(trial), ctx.store.usual_ready_s(candidate))
+    planned = known.planned_s(known.benchmark_of(trial), ctx.store.usual_ready_s(candidate))
     return planned * ctx.slot.gpu_count
 
 

@@ -6,7 +6,7 @@ The level ends by its own time, by a rule, or because the server died; what was 
 import json
 from typing import Any
 
-from autotuner import log, outcome
+from autotuner import known, log, outcome
 from autotuner.bench.goodput import figures_under
 from autotuner.bench.machine import MachineSample, machine_figures
 from autotuner.bench.measurement import Figures, LevelSamples, Progress
@@ -58,7 +58,7 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
         if compared and not ctx.store.results(action.trial_id):
             answered = await _ask_answers(ctx, action.trial_id, probe, cuts)
             given_up_s = 0.0 if answered else GENERATE_TIMEOUT_S
-            if disagreement(outcome.trial_so_far(ctx, ctx.store.trial(action.trial_id))):
+            if disagreement(known.trial_so_far(ctx, ctx.store.trial(action.trial_id))):
                 return
         busy = given_up_s and not await becomes_idle(probe, level.engine, IDLE_WAIT_S + given_up_s)
         if busy and await level.hangs_at_prompts(cuts):
@@ -151,7 +151,7 @@ class _Level:
         self.trial: Trial = ctx.store.trial(action.trial_id)
         self.candidate: Candidate = ctx.store.candidate(self.trial.candidate_id)
         self.engine = ctx.engine(self.candidate)
-        self.benchmark = outcome.benchmark_of(self.trial)
+        self.benchmark = known.benchmark_of(self.trial)
         self.log = ctx.log(action.launch_id, self.engine)
         self.rules = LevelRules(ctx.policies)
         self.resolved = ctx.store.launch(action.launch_id).configuration
@@ -168,16 +168,16 @@ class _Level:
 
     def _plan(self) -> LevelPlan:
         objective = self.objective
-        baseline = outcome.baseline_of(self.ctx, self.trial)
+        baseline = known.baseline_of(self.ctx, self.trial)
         best = baseline.get(self.action.level)
         effective = self.resolved.effective if self.resolved else None
         paid, lost = speculation_by_level(self.ctx.store.results(self.trial.id))
-        doubt = outcome.doubt_of(self.ctx, self.trial, best.figures if best else None)
+        doubt = known.doubt_of(self.ctx, self.trial, best.figures if best else None)
         done = {r.concurrency: r.figures for r in self.ctx.store.results(self.trial.id)}
         best_figures = {level: r.figures for level, r in baseline.items()}
         # The best-known itself is what others are held against: slow answers do not end its measurement.
         binding = Constraints(failed_requests_max=objective.constraints.failed_requests_max)
-        bar = not too_late_best(outcome.trial_so_far(self.ctx, self.trial))
+        bar = not too_late_best(known.trial_so_far(self.ctx, self.trial))
         standing = Standing(
             objective, self.benchmark.levels, done, best_figures, doubt.launch_noise, doubt.launches, doubt.alpha
         )
@@ -376,7 +376,7 @@ class _Level:
     def _facts(self, final: Figures | None = None) -> Facts:
         done = len(self.ctx.store.results(self.trial.id))
         trial: Facts = {
-            "trial.elapsed_s": outcome.took_s(self.trial),
+            "trial.elapsed_s": known.took_s(self.trial),
             "trial.levels_done": float(done),
             "trial.baseline": self.trial.is_baseline,
             "candidate.engine": self.candidate.engine,
@@ -402,5 +402,5 @@ class _Level:
             accept_len=spec.accept_len.mean if spec and spec.accept_len else None,
             needed=spec.needed if spec else None,
             since_s=self._began_s,
-            usual_s=self.benchmark.seconds * (1 + outcome.WARMUP_SHARE),
+            usual_s=self.benchmark.seconds * (1 + known.WARMUP_SHARE),
         )

@@ -8,35 +8,27 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
-from autotuner import confirming
-from autotuner.bench.benchmark import Benchmark, Level
-from autotuner.bench.measurement import Figures
+from autotuner import confirming, known
+from autotuner.bench.benchmark import Level
 from autotuner.context import Live, SlotContext
 from autotuner.core import gpumemory, report
 from autotuner.core.candidate import to_toml
-from autotuner.core.confirm import Owed, noise_between, owed_again
 from autotuner.core.decide import INTERRUPTIONS_MAX
 from autotuner.core.entry import Draft
 from autotuner.core.followups import PURPOSE
 from autotuner.core.front import OnFront, described, front, rates_of
-from autotuner.core.objective import deciding_levels
 from autotuner.core.policy import Fired, built_in
-from autotuner.core.speculation import USUAL_DOUBT, Doubt
 from autotuner.core.state import LaunchState, ProposalState, TrialState, Verdict
-from autotuner.core.statistics import Interval, budget_share, relative_half_width
 from autotuner.core.topology import joined
-from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar, agreed, judge
+from autotuner.core.verdict import Judgement, TrialSoFar, agreed, judge
 from autotuner.edge import clock
 from autotuner.edge.families import family
 from autotuner.edge.host import ServerSeen
-from autotuner.edge.rows import LaunchRow, Trial, basis_json, judgement_columns, read_benchmark
-from autotuner.engines import nccl
+from autotuner.edge.rows import LaunchRow, Trial, basis_json, judgement_columns
 from autotuner.engines.base import Diagnosis, Effective
 from autotuner.engines.diagnosis import TOLD_TO_STOP
 
 _DIAGNOSIS = TypeAdapter(Diagnosis)
-WARMUP_SHARE = 0.3  # of a level's measured time, for the plan that `enqueue` and entries show
-START_GUESS_S = 60.0  # for a candidate that was never started
 NOT_WORKED_OUT = "it could not be worked out; the daemon's log says why"
 
 
@@ -80,14 +72,14 @@ def restored(ctx: SlotContext, row: LaunchRow, ready_s: float | None) -> None:
 def conclude(ctx: SlotContext, trial_id: int) -> Judgement:
     """Give a trial its verdict, promote it or queue what must confirm it, queue what it proposes, and write its entry."""
     trial = ctx.store.trial(trial_id)
-    so_far = trial_so_far(ctx, trial)
+    so_far = known.trial_so_far(ctx, trial)
     judgement = judge(so_far)
     with ctx.store.transaction():
         proposed = _queue_proposals(ctx, trial)
         if judgement.promote:
             next_up = confirming.drop_obsolete(ctx, trial.candidate_id)
         else:
-            next_up = confirming.queue_owed(ctx, trial, benchmark_of(trial), judgement.follows)
+            next_up = confirming.queue_owed(ctx, trial, known.benchmark_of(trial), judgement.follows)
         draft = _trial_draft(ctx, trial, so_far, judgement, proposed, next_up)
         entry = ctx.store.add_entry(draft, clock.utc_label(), trial.id)
         ctx.store.move_trial(
@@ -95,7 +87,7 @@ def conclude(ctx: SlotContext, trial_id: int) -> Judgement:
             TrialState.DONE,
             entry=entry.number,
             ended_at=clock.utc_label(),
-            busy_s=took_s(trial),
+            busy_s=known.took_s(trial),
             basis=basis_json(so_far),
             **judgement_columns(judgement),
         )
@@ -107,11 +99,11 @@ def conclude(ctx: SlotContext, trial_id: int) -> Judgement:
 
 
 def want(
-    ctx: SlotContext, trial_id: int, proposed: Iterable[Fired], level: Level | None, known: Effective | None
+    ctx: SlotContext, trial_id: int, proposed: Iterable[Fired], level: Level | None, resolved: Effective | None
 ) -> None:
     """Note what rules propose on a trial; it is worked out and queued when the trial is over."""
     if ctx.settings.propose != "off":
-        ctx.store.proposals.want(ctx.name, trial_id, proposed, level, known, clock.utc_label())
+        ctx.store.proposals.want(ctx.name, trial_id, proposed, level, resolved, clock.utc_label())
 
 
 def requeue(ctx: SlotContext, trial_id: int, why: str) -> None:
@@ -120,7 +112,7 @@ def requeue(ctx: SlotContext, trial_id: int, why: str) -> None:
     with ctx.store.transaction():
         ctx.store.drop_results(trial_id)
         ctx.store.proposals.drop_of_trial(trial_id)
-        ctx.store.move_trial(trial_id, TrialState.QUEUED, ended=None, answers="[]", busy_s=took_s(trial))
+        ctx.store.move_trial(trial_id, TrialState.QUEUED, ended=None, answers="[]", busy_s=known.took_s(trial))
         ctx.store.put_first(trial_id)
         note(
             ctx,
@@ -172,7 +164,7 @@ def begin_trial(ctx: SlotContext, trial_id: int) -> None:
             begun_boot=clock.boot_id(),
             begun_mono_s=clock.monotonic_s(),
         )
-        ctx.store.update_trial(trial_id, alpha=alpha_of(ctx, ctx.store.trial(trial_id)))
+        ctx.store.update_trial(trial_id, alpha=known.alpha_of(ctx, ctx.store.trial(trial_id)))
 
 
 def queue_baseline(ctx: SlotContext, candidate_id: str, why: str) -> None:
@@ -183,7 +175,7 @@ def queue_baseline(ctx: SlotContext, candidate_id: str, why: str) -> None:
         trial_id = ctx.store.add_trial(
             ctx.name,
             candidate,
-            (queued[0].benchmark, benchmark_of(queued[0])),
+            (queued[0].benchmark, known.benchmark_of(queued[0])),
             clock.utc_label(),
             priority=queued[0].priority,
             is_baseline=True,
@@ -261,122 +253,6 @@ def note(ctx: SlotContext, title: str, sentence: str, bullets: tuple[tuple[str, 
     ctx.store.add_entry(Draft(ctx.name, title, sentence, bullets), clock.utc_label())
 
 
-def trial_so_far(ctx: SlotContext, trial: Trial) -> TrialSoFar:
-    """Given a trial, return everything that its verdict is a function of."""
-    benchmark = benchmark_of(trial)
-    objective = ctx.objective(benchmark)
-    deciding = deciding_levels(objective, benchmark.levels)
-    results = confirming.results_of(ctx, trial)
-    record = confirming.record_of(ctx, trial, deciding)
-    told = confirming.record_with(ctx, trial, deciding) if trial.is_baseline else record
-    if trial.is_baseline:
-        mine = {r.concurrency: r.figures for r in results}
-        owed, if_open = owed_again(mine, deciding, is_repeat=trial.parent is not None), tuple[Owed, ...]()
-    else:
-        owed, if_open = confirming.owed_by(ctx, trial, record)
-    earlier = tuple(run.figures for run in confirming.confirmed_runs(ctx, trial))
-    fresh = (*earlier, {r.concurrency: r.figures for r in results}) if trial.confirms is not None else ()
-    ladder = ctx.store.ladder(ctx.name)
-    return TrialSoFar(
-        objective=objective,
-        levels=benchmark.levels,
-        results=results,
-        baseline=confirming.baseline_of(ctx, trial, record),
-        ended=trial.ended,
-        has_best=bool(ladder),
-        is_best=bool(ladder) and ladder[0][0] == trial.candidate_id,
-        is_baseline=trial.is_baseline,
-        launch_noise=told.noise if trial.is_baseline else noise_between(told, fresh, deciding),
-        alpha=alpha_of(ctx, trial),
-        measure=deciding if trial.confirms is not None else (),
-        baseline_runs=tuple(run.figures for run in record.runs),
-        earlier_runs=earlier,
-        win=confirming.win_of(ctx, trial),
-        owed=owed,
-        owed_if_open=if_open,
-        remarks=told.said,
-        answers=trial.answers,
-        best_answers=best_answers_of(ctx, trial),
-        load=benchmark.load,
-        may_corrupt=nccl.corrupting(ctx.store.candidate(trial.candidate_id).launch.env),
-    )
-
-
-def benchmark_of(trial: Trial) -> Benchmark:
-    """Given a trial, return the benchmark it was enqueued under, whatever the settings have become since."""
-    return read_benchmark(trial.benchmark_body)
-
-
-def baseline_of(ctx: SlotContext, trial: Trial) -> dict[Level, LevelResult]:
-    """Given a trial, return the best-known's results under the same benchmark; empty if there are none."""
-    return confirming.baseline_of(ctx, trial, confirming.record_of(ctx, trial, deciding_of(ctx, trial)))
-
-
-def best_answers_of(ctx: SlotContext, trial: Trial) -> tuple[str, ...]:
-    """Given a trial, return the best-known's latest answers to the fixed prompts; empty if there are none to compare with.
-
-    None for the best-known itself, and none where the two name different models: those differ in what they say.
-    """
-    ladder = ctx.store.ladder(ctx.name)
-    if not ladder or ladder[0][0] == trial.candidate_id:
-        return ()
-    models = {ctx.store.candidate(candidate).launch.model for candidate in (ladder[0][0], trial.candidate_id)} - {None}
-    if len(models) > 1:
-        return ()
-    return ctx.store.last_answers(ctx.name, ladder[0][0])
-
-
-def deciding_of(ctx: SlotContext, trial: Trial) -> tuple[Level, ...]:
-    """Given a trial, return the levels of its benchmark that its verdict depends on."""
-    benchmark = benchmark_of(trial)
-    return deciding_levels(ctx.objective(benchmark), benchmark.levels)
-
-
-def doubt_of(ctx: SlotContext, trial: Trial, best: Figures | None) -> Doubt:
-    """Given a trial and the best-known's figures at a level, return what makes their comparison unsure.
-
-    Each level has an equal part of what the campaign's error budget grants the trial, and each of the two questions a
-    level is asked, whether its rate can win and whether speculation pays, half of that.
-    """
-    levels = len(benchmark_of(trial).levels)
-    record = confirming.record_of(ctx, trial, deciding_of(ctx, trial))
-    return Doubt(
-        alpha=alpha_of(ctx, trial) / levels / 2,
-        launch_noise=record.noise,
-        launches=(1, max(1, len(record.runs))),
-        baseline=relative_half_width(Interval(best.output_tok_s, best.output_tok_s_low, best.output_tok_s_high))
-        if best is not None
-        else 0.0,
-    )
-
-
-def alpha_of(ctx: SlotContext, trial: Trial) -> float:
-    """Given a trial, return the probability of a wrong verdict that the campaign's error budget grants it.
-
-    The usual one for the best-known's own launches, which decide nothing and spend nothing. It is settled when the trial
-    begins: bounds that hold at all looks at once would not, if it moved with the queue between them.
-    """
-    if trial.is_baseline:
-        return USUAL_DOUBT.alpha
-    if trial.alpha is not None:
-        return trial.alpha
-    spent, before = ctx.store.error_spent(ctx.name, ctx.store.slot(ctx.name).campaign_from)
-    return budget_share(ctx.settings.noise.error_budget, spent, 1 + len(ctx.store.queue(ctx.name)), before)
-
-
-def took_s(trial: Trial) -> float:
-    """Given a trial, return the seconds it has kept its slot busy, earlier interrupted tries included."""
-    if trial.begun_mono_s is None or trial.begun_boot != clock.boot_id():
-        return trial.busy_s
-    return trial.busy_s + max(0.0, clock.monotonic_s() - trial.begun_mono_s)
-
-
-def planned_s(benchmark: Benchmark, usual_ready_s: float | None, measure: tuple[Level, ...] = ()) -> float:
-    """Given a benchmark, how long the candidate usually loads and the levels (all if none), return a trial's whole seconds."""
-    levels = len(measure or benchmark.levels) * benchmark.seconds * (1 + WARMUP_SHARE)
-    return (usual_ready_s if usual_ready_s is not None else START_GUESS_S) + levels
-
-
 def _trial_draft(
     ctx: SlotContext,
     trial: Trial,
@@ -388,7 +264,7 @@ def _trial_draft(
     candidate = ctx.store.candidate(trial.candidate_id)
     launches = ctx.store.launches(ctx.name, trial.id)
     last = launches[-1] if launches else None
-    known = last.configuration if last else None
+    resolved = last.configuration if last else None
     ladder = ctx.store.ladder(ctx.name)
     found = _front_with(ctx, trial, so_far)
     natural = last is not None and last.diagnosis is not None and last.diagnosis.cause != "own-stop"
@@ -408,18 +284,18 @@ def _trial_draft(
             baseline=so_far.baseline,
             command=ctx.command(candidate),
             benchmark=f"{trial.benchmark} ({trial.benchmark_hash[:8]})",
-            took_s=took_s(trial),
-            planned_s=planned_s(benchmark_of(trial), last.ready_s if last else None, so_far.measure),
+            took_s=known.took_s(trial),
+            planned_s=known.planned_s(known.benchmark_of(trial), last.ready_s if last else None, so_far.measure),
             ready_s=last.ready_s if last else None,
             diagnosis=last.diagnosis if last and natural else None,
             next_step=_next_step(ctx, judgement, ladder, proposed, next_up),
-            differences=known.differences if known else (),
+            differences=resolved.differences if resolved else (),
             not_proposed=proposed.refused,
             answers=agreed(so_far),
             front=tuple(described(found)) if len(found) > 1 else (),
-            nccl=str(known.nccl) if known and known.nccl is not None and known.nccl.version else "",
+            nccl=str(resolved.nccl) if resolved and resolved.nccl is not None and resolved.nccl.version else "",
             family=family(ctx.store, trial, judgement),
-            topology=joined(known.topology, ctx.slot.gpus) if known else "",
+            topology=joined(resolved.topology, ctx.slot.gpus) if resolved else "",
         )
     )
 
@@ -467,7 +343,7 @@ def _queue_proposals(ctx: SlotContext, trial: Trial) -> Proposed:
             refused.append(f"{row.name}: it waits already: trial {waits[0].id}")
         elif row.state is ProposalState.READY and row.candidate is not None:
             ctx.store.put_candidate(row.candidate, to_toml(row.candidate), row.file)
-            benchmark = (trial.benchmark, benchmark_of(trial))
+            benchmark = (trial.benchmark, known.benchmark_of(trial))
             number = ctx.store.add_trial(ctx.name, row.candidate, benchmark, clock.utc_label(), parent=trial.id)
             ctx.store.proposals.update(row.id, state=ProposalState.QUEUED, queued_as=number)
             queued.append(f"queued {row.name} {purpose} ({reason})")

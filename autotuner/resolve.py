@@ -5,7 +5,7 @@ Decides nothing: it returns what is to be recorded with the launch, and what a t
 
 from dataclasses import replace
 
-from autotuner import outcome
+from autotuner import known
 from autotuner.context import SlotContext
 from autotuner.core import topology as joining
 from autotuner.core.candidate import Candidate
@@ -79,5 +79,5 @@ def twin(ctx: SlotContext, row: LaunchRow, resolved: Configuration) -> Fired | N
 
 
 def _demand(trial: Trial) -> Demand:
-    benchmark = outcome.benchmark_of(trial)
+    benchmark = known.benchmark_of(trial)
     return Demand(benchmark.concurrencies, benchmark.request_tokens)

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Coroutine
 from typing import Any
 
-from autotuner import act, confirming, followup, freeing, log, measure, outcome
+from autotuner import act, confirming, followup, freeing, known, log, measure, outcome
 from autotuner.context import SlotContext
 from autotuner.core import decide
 from autotuner.core.decide import Decision, Doing, IncumbentRecord, LaunchRecord, Observed, Recorded, TrialRecord
@@ -209,7 +209,7 @@ class SlotWorker:
             window_s=window_s,
             baseline_missing=trial is None
             and queued is not None
-            and confirming.baseline_missing(self.ctx, queued, outcome.deciding_of(self.ctx, queued)),
+            and confirming.baseline_missing(self.ctx, queued, known.deciding_of(self.ctx, queued)),
         )
 
     def _last_failure(self) -> str:
@@ -217,7 +217,7 @@ class SlotWorker:
         return last.diagnosis.sentence if last is not None and last.diagnosis is not None and not last.end_asked else ""
 
     def _trial_record(self, trial: Trial) -> TrialRecord:
-        so_far = outcome.trial_so_far(self.ctx, trial)
+        so_far = known.trial_so_far(self.ctx, trial)
         concluded = ""
         if so_far.ended is not None or lost(so_far) is not None or disagreement(so_far):
             concluded = judge(so_far).reasons[0]
@@ -257,7 +257,7 @@ class SlotWorker:
         if budget.trials is not None:
             facts["budget.trials_left"] = float(budget.trials - len(begun))
         if budget.gpu_hours is not None:
-            busy_s = sum(outcome.took_s(t) if t.ended_at is None else t.busy_s for t in begun)
+            busy_s = sum(known.took_s(t) if t.ended_at is None else t.busy_s for t in begun)
             facts["budget.gpu_hours_left"] = budget.gpu_hours - busy_s / 3600 * self.ctx.slot.gpu_count
         if budget.deadline is not None:
             facts["budget.deadline_s"] = (budget.deadline - clock.utc_now()).total_seconds()

@@ -22,7 +22,7 @@ from autotuner.edge.outbox import COMMON, NO_SLOT
 from autotuner.edge.rows import Trial
 from autotuner.edge.seals import begin
 from autotuner.errors import JournalBroken, NotFound, Refused
-from autotuner.outcome import benchmark_of
+from autotuner.known import benchmark_of
 from autotuner.publishing import checked
 from autotuner.settings import Settings
 

@@ -30,7 +30,7 @@ from autotuner.engines.flags import Findings
 from autotuner.engines.nccl import unchecked
 from autotuner.errors import AutotunerError, HostUnreachable, InvalidInput, NotFound, Refused
 from autotuner.hosts import Hosts
-from autotuner.outcome import planned_s
+from autotuner.known import planned_s
 from autotuner.preflight import Preflight, by_itself, place_warnings, slot_problems
 from autotuner.settings import read_source
 

@@ -17,7 +17,7 @@ from autotuner.core.topology import joined
 from autotuner.core.verdict import LevelResult
 from autotuner.edge.rows import LaunchRow, Trial
 from autotuner.errors import NotFound
-from autotuner.outcome import benchmark_of
+from autotuner.known import benchmark_of
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from autotuner.core.report import duration, rate
 from autotuner.core.state import LaunchState, TrialState
 from autotuner.edge import clock
 from autotuner.edge.rows import Trial
-from autotuner.outcome import benchmark_of
+from autotuner.known import benchmark_of
 
 
 @dataclass(frozen=True)

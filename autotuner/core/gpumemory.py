@@ -31,6 +31,11 @@ class Use(Protocol):
         ...
 
     @property
+    def name(self) -> str:
+        """As people call it."""
+        ...
+
+    @property
     def used_mib(self) -> float:
         """Memory in use, whoever uses it."""
         ...
@@ -45,7 +50,7 @@ class Use(Protocol):
 class Left:
     """What one GPU still holds of a server: the level expected and the one found, and the processes that can be seen there."""
 
-    index: int
+    name: str
     expected_mib: float
     found_mib: float
     processes: tuple[Process, ...]
@@ -64,13 +69,13 @@ def not_back(before: Mapping[int, float], now: Iterable[Use], own: Collection[in
             continue
         explained_mib = before.get(gpu.index, gpu.used_mib) + sum(mib for _, _, mib in others)
         if gpu.used_mib > explained_mib + GPU_SLACK_MIB:
-            found.append(Left(gpu.index, before[gpu.index], gpu.used_mib, gpu.processes))
+            found.append(Left(gpu.name, before[gpu.index], gpu.used_mib, gpu.processes))
     return tuple(found)
 
 
 def figures(left: Iterable[Left]) -> str:
     """Given GPUs that hold too much, say how much: `GPU 0: 60400 MiB, 400 before`."""
-    return ", ".join(f"GPU {gpu.index}: {gpu.found_mib:.0f} MiB, {gpu.expected_mib:.0f} before" for gpu in left)
+    return ", ".join(f"GPU {gpu.name}: {gpu.found_mib:.0f} MiB, {gpu.expected_mib:.0f} before" for gpu in left)
 
 
 def waiting(name: str, left: Iterable[Left]) -> str:
@@ -84,9 +89,7 @@ def held(name: str, left: Iterable[Left]) -> str:
     for gpu in left:
         who = ", ".join(f"pid {pid} ({name_}, {mib:.0f} MiB)" for pid, name_, mib in gpu.processes)
         shown = f"held by {who}" if who else "no process is shown on it"
-        told.append(
-            f"GPU {gpu.index} has {gpu.found_mib:.0f} MiB in use, {gpu.expected_mib:.0f} were expected; {shown}"
-        )
+        told.append(f"GPU {gpu.name} has {gpu.found_mib:.0f} MiB in use, {gpu.expected_mib:.0f} were expected; {shown}")
     return f"{HELD} within {GPU_WAIT_S:.0f} s after {name} had ended: " + ". ".join(told)
 
 

@@ -146,9 +146,9 @@ class NodesHost:
         return await self._head.start_bench()
 
     async def launch_of(self, pid: int) -> str | None:
-        """Tell the launch that a process belongs to where rank 0 is."""
-        found = await self._head.launch_of(pid)
-        return launch_of_rank(found) if found is not None else None
+        """Tell the launch that a process of this number belongs to, on whichever node there is one of ours."""
+        every = await self._every(lambda _, host: host.launch_of(pid))
+        return next((launch_of_rank(found) for found in every if found is not None), None)
 
     def close(self) -> None:
         """Let go of what is being ended; the hosts themselves are shared, and closed by whoever made them."""

@@ -7,7 +7,7 @@ import pytest
 from unit.core.building import figures, fired, level
 from unit.told import ToldSlot
 
-from autotuner import confirming, measure, outcome
+from autotuner import confirming, known, measure, outcome
 from autotuner.bench.benchmark import Benchmark
 from autotuner.core.candidate import Candidate, Launch
 from autotuner.core.decide import RunLevel
@@ -43,7 +43,7 @@ class House(ToldSlot):
     def measure(self, trial: Trial, rate: float, **more: Any) -> list[int]:
         """Measure whatever levels the trial asks for; return them."""
         done = []
-        while (at := next_level(outcome.trial_so_far(self.ctx, self.store.trial(trial.id)))) is not None:
+        while (at := next_level(known.trial_so_far(self.ctx, self.store.trial(trial.id)))) is not None:
             self.store.put_result(trial.id, level(at, rate, **more), {})
             done.append(at)
         return done
@@ -141,7 +141,7 @@ def test_the_figure_on_record_is_that_of_the_launches_that_did_not_select_the_wi
     house.work(100.0)
     house.work(130.0)
     trial = house.begin()
-    so_far = outcome.trial_so_far(house.ctx, trial)
+    so_far = known.trial_so_far(house.ctx, trial)
     assert [run[8].output_tok_s for run in so_far.baseline_runs] == [130.0]
     assert so_far.baseline[8].figures.output_tok_s == 130.0
     assert so_far.baseline[1].figures.output_tok_s == 150.0, (
@@ -152,7 +152,7 @@ def test_the_figure_on_record_is_that_of_the_launches_that_did_not_select_the_wi
 def test_all_launches_of_the_best_known_are_compared_with_and_give_the_noise(house: House) -> None:
     won(house)
     house.work(104.0)
-    so_far = outcome.trial_so_far(house.ctx, house.begin())
+    so_far = known.trial_so_far(house.ctx, house.begin())
     assert [run[8].output_tok_s for run in so_far.baseline_runs] == [100.0, 104.0]
     assert so_far.baseline[8].figures.output_tok_s == 102.0
     assert so_far.launch_noise == pytest.approx(0.0289, abs=1e-3)
@@ -229,7 +229,7 @@ def test_two_confirming_launches_are_queued_one_after_the_other_and_judged_toget
     assert house.work(114.0)[1].promote
     assert "2 against 2 launches" in house.last_entry()
     assert house.best() == ("b", 6)
-    runs = outcome.trial_so_far(house.ctx, house.begin()).baseline_runs
+    runs = known.trial_so_far(house.ctx, house.begin()).baseline_runs
     assert [run[8].output_tok_s for run in runs] == [108.0, 114.0]
     house.store.close()
 
@@ -367,10 +367,10 @@ def test_the_part_of_the_error_budget_is_settled_when_a_trial_begins(house: Hous
     house.work(100.0)
     house.enqueue("b")
     trial = house.begin()
-    before = outcome.alpha_of(house.ctx, trial)
+    before = known.alpha_of(house.ctx, trial)
     house.enqueue("c")
     house.enqueue("d")
-    assert outcome.alpha_of(house.ctx, house.store.trial(trial.id)) == before
+    assert known.alpha_of(house.ctx, house.store.trial(trial.id)) == before
     house.measure(trial, 50.0)
     outcome.conclude(house.ctx, trial.id)
     basis = house.store.basis(trial.id)

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from unit.core.building import level
 from unit.test_confirming import BENCHMARK, SLOT, House, launch_row
 
-from autotuner import outcome
+from autotuner import known, outcome
 from autotuner.cli import main
 from autotuner.core.candidate import Candidate, Launch
 from autotuner.core.state import LaunchState
@@ -129,7 +129,7 @@ def archive(tmp_path: Path) -> Path:
         log = folder / "launches" / row.id / "server.log"
         log.parent.mkdir(parents=True)
         log.write_text(f'loaded from /scratch/models\n"POST /v1/completions HTTP/1.1" 200 OK\nserves {trial.name}\n')
-        while (at := next_level(outcome.trial_so_far(house.ctx, house.store.trial(trial.id)))) is not None:
+        while (at := next_level(known.trial_so_far(house.ctx, house.store.trial(trial.id)))) is not None:
             house.store.put_result(trial.id, level(at, rate), {"policies": {}, "looks": []})
         outcome.conclude(house.ctx, trial.id)
         house.store.move_launch(row.id, LaunchState.ENDED)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from unit.core.building import figures, fired, level
 from unit.told import ToldSlot
 
-from autotuner import measure, outcome
+from autotuner import known, measure, outcome
 from autotuner.bench.benchmark import Benchmark
 from autotuner.bench.measurement import GoodputLimits, Progress
 from autotuner.core.candidate import Candidate, Launch
@@ -66,7 +66,7 @@ class House(ToldSlot):
     def work(self, good: float, **more: Any) -> Judgement:
         """Work the next trial to its verdict, good at 2.5 req/s as told, and with every request at 0.5."""
         trial = self.begin()
-        while (at := next_level(outcome.trial_so_far(self.ctx, self.store.trial(trial.id)))) is not None:
+        while (at := next_level(known.trial_so_far(self.ctx, self.store.trial(trial.id)))) is not None:
             self.store.put_result(trial.id, at_rate(at, good if at == 2.5 else at, **more), {})
         return outcome.conclude(self.ctx, trial.id)
 
