@@ -5,6 +5,7 @@ every option that asyncssh would take from one of them is given here.
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Sequence
@@ -17,7 +18,7 @@ from autotuner.core.redact import one_line
 from autotuner.core.shell import command_line
 from autotuner.edge.bundle import Bundle
 from autotuner.edge.destination import KEY_TYPES, Destination, fingerprint, public_key
-from autotuner.errors import HostError, HostKeyRefused, HostUnreachable
+from autotuner.errors import HostDiskFull, HostError, HostKeyRefused, HostUnreachable
 
 CONNECT_TIMEOUT_S = 15.0
 LOGIN_TIMEOUT_S = 30.0
@@ -84,21 +85,29 @@ class Connection:
             raise HostUnreachable(f"host {self.name}: {said(error)}") from None
 
     async def put(self, folder: str, program: Bundle) -> None:
-        """Copy a program by SFTP: under a name of its own first, so that whoever starts it finds it whole or not at all."""
-        path = str(PurePosixPath(folder) / program.file_name)
-        temporary = f"{path}.{secrets.token_hex(8)}"
+        """Copy a program by SFTP: under a name of its own first, so that whoever starts it finds it whole or not at all.
+
+        Raise HostUnreachable if the connection is lost, HostDiskFull for want of room, HostError for all else.
+        """
         try:
             async with self.ssh.start_sftp_client() as sftp:
-                await sftp.makedirs(folder, exist_ok=True)
-                async with sftp.open(temporary, "wb") as file:
-                    await file.write(program.data)
-                await sftp.posix_rename(temporary, path)
+                try:
+                    await _put(sftp, folder, program)
+                except (asyncssh.SFTPConnectionLost, asyncssh.SFTPNoConnection):
+                    raise
+                except asyncssh.SFTPError as error:
+                    if await _room(sftp, folder) < len(program.data):  # the protocol has no word for a full disk
+                        raise full(self.name, folder) from None
+                    raise HostError(
+                        f"{program.file_name} cannot be copied to {folder} on host {self.name}: {said(error)}; that must be a "
+                        f"folder that the user may write to ([hosts.{self.name}] folder)"
+                    ) from None
         except (asyncssh.SFTPConnectionLost, asyncssh.SFTPNoConnection, asyncssh.DisconnectError, OSError) as error:
             raise HostUnreachable(f"host {self.name}: {said(error)}") from None
         except (asyncssh.SFTPError, asyncssh.ChannelOpenError) as error:
             raise HostError(
-                f"{program.file_name} cannot be copied to {folder} on host {self.name}: {said(error)}; the host needs the "
-                "sftp subsystem of its SSH server, and a folder that the user may write to ([hosts.NAME] folder)"
+                f"host {self.name} takes no files: {said(error)}; its SSH server needs `Subsystem sftp internal-sftp` in its "
+                "sshd_config"
             ) from None
 
     async def forward(self, local_port: int, address: str, port: int) -> asyncssh.SSHListener:
@@ -111,6 +120,38 @@ class Connection:
                 return await listen("127.0.0.1", 0, address, port)
         except (OSError, asyncssh.Error) as error:
             raise HostUnreachable(f"host {self.name}: {said(error)}") from None
+
+
+async def _put(sftp: asyncssh.SFTPClient, folder: str, program: Bundle) -> None:
+    """Write a program as a whole; of one that cannot be written nothing is left."""
+    path = str(PurePosixPath(folder) / program.file_name)
+    temporary = f"{path}.{secrets.token_hex(8)}"
+    await sftp.makedirs(folder, exist_ok=True)
+    try:
+        async with sftp.open(temporary, "wb") as file:
+            await file.write(program.data)
+        await sftp.posix_rename(temporary, path)
+    except asyncssh.SFTPError:
+        with contextlib.suppress(asyncssh.SFTPError):
+            await sftp.remove(temporary)
+        raise
+
+
+async def _room(sftp: asyncssh.SFTPClient, folder: str) -> float:
+    """The bytes that may still be written to a folder, or to the nearest above it; infinite where the host does not tell."""
+    for path in (PurePosixPath(folder), *PurePosixPath(folder).parents):
+        with contextlib.suppress(asyncssh.SFTPError):
+            seen = await sftp.statvfs(str(path))
+            return float(seen.bavail * seen.frsize)
+    return float("inf")
+
+
+def full(name: str, folder: str) -> HostDiskFull:
+    """The same words each time, whatever had no room: they are shown for as long as it is so."""
+    return HostDiskFull(
+        f"the disk of host {name} is full: nothing can be written to {folder} there, and nothing launched; free space on it, "
+        "the daemon goes on by itself"
+    )
 
 
 async def connect(way: Sequence[tuple[str, Destination]]) -> Connection:

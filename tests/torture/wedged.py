@@ -29,7 +29,7 @@ REACHED_S = 20.0  # a place that the campaign has not come to by then is left fo
 LATE_S = 2.0 * wedging.DEADLINE_S  # one slot's cycle may take its time: by then it is late
 LISTEN_S = 2.5 * wedging.DEADLINE_S
 SETTLED_S = 20.0  # a loaded machine may take this long for what takes a deadline and a half
-NOW_AND_THEN = {"_tidy", "_prune"}  # done once a minute: given up and said, the cycles after it are whole ones
+NOW_AND_THEN = {"_tidy"}  # done once a minute: given up and said, the cycles after it are whole ones
 bug = ""  # planted in the daemons
 
 
