@@ -363,6 +363,7 @@ async def open_link(way: Sequence[tuple[str, Destination]], controller: str) -> 
     try:
         process, hello = await _start_agent(connection, way[-1][1], controller)
         if hello["autotuner"] in {"missing", "damaged"}:
+            await _ended(process)  # a host may allow one program at a time
             await connection.put(way[-1][1].folder, bundle("agent", AGENT))
             process, hello = await _start_agent(connection, way[-1][1], controller)
         _must_be_ready(connection.name, way[-1][1], hello)
@@ -395,15 +396,33 @@ async def _start_agent(
         raise HostUnreachable(f"host {connection.name}: the agent said nothing within {ANSWER_S:.0f} s") from None
     except (OSError, ValueError, asyncssh.Error) as error:
         raise HostUnreachable(f"host {connection.name}: {ssh.said(error)}") from None
+    await _ended(process)
+    why = one_line(noise.decode("utf-8", "replace")[-300:], 300)
+    raise _not_started(connection.name, to, process.exit_status, why)
+
+
+async def _ended(process: asyncssh.SSHClientProcess[bytes]) -> None:
+    """Wait a little for the end of a program, and of its channel."""
     with contextlib.suppress(OSError, asyncssh.Error, TimeoutError):
         await asyncio.wait_for(process.wait_closed(), 5.0)
-    why = one_line(noise.decode("utf-8", "replace")[-300:], 300)
-    if process.exit_status == 127:
-        raise HostError(
-            f"there is no {to.python} on host {connection.name} ({why}): install Python 3.10 or newer there, or name it with "
-            f"[hosts.{connection.name}] python"
+
+
+def _not_started(name: str, to: Destination, status: int | None, why: str) -> HostError:
+    """Why there is no agent: the connection was lost, or the host ran something else, and a person is needed.
+
+    Shells have their own words for a program that is not there, and not all of them its exit status.
+    """
+    if status is None:
+        return HostUnreachable(f"host {name}: the agent did not start: {why or 'it said nothing'}")
+    if status == 127 or "not found" in why:
+        return HostError(
+            f"there is no {to.python} on host {name} ({why}): install Python 3.10 or newer there, or name it with "
+            f"[hosts.{name}] python"
         )
-    raise HostUnreachable(f"host {connection.name}: the agent did not start: {why or 'it said nothing'}")
+    return HostError(
+        f"host {name} runs no programs for {to.user}, or {to.python} is no Python there: {why or f'exit status {status}'}; the "
+        "user needs a login shell that runs what it is told"
+    )
 
 
 def _must_be_ready(name: str, to: Destination, hello: dict[str, Any]) -> None:

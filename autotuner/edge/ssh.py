@@ -8,14 +8,15 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncssh
 
 from autotuner.core.redact import one_line
 from autotuner.core.shell import command_line
+from autotuner.edge import clock
 from autotuner.edge.bundle import Bundle
 from autotuner.edge.destination import KEY_TYPES, Destination, fingerprint, public_key
 from autotuner.errors import HostDiskFull, HostError, HostKeyRefused, HostUnreachable
@@ -25,6 +26,7 @@ LOGIN_TIMEOUT_S = 30.0
 KEEPALIVE_S = 15.0
 KEEPALIVES_MAX = 3
 SANDBOXED = "a service may need IPAddressAllow= for it in `systemctl edit autotuner`"
+Opened = TypeVar("Opened")
 LOST = (OSError, asyncssh.Error)  # what a stream raises whose connection is gone
 _KEX_FAILED = "host key"  # in what either side says where the server has no key of a type that is pinned
 
@@ -76,11 +78,16 @@ class Connection:
         Raise HostUnreachable if the connection is lost, HostError if the host starts no programs.
         """
         try:
-            return await self.ssh.create_process(
-                command_line(argv), encoding=None, request_pty=False, x11_forwarding=False, send_env=(), env=()
+            return await _opened(
+                lambda: self.ssh.create_process(
+                    command_line(argv), encoding=None, request_pty=False, x11_forwarding=False, send_env=(), env=()
+                )
             )
         except asyncssh.ChannelOpenError as error:
-            raise HostError(f"host {self.name} runs no programs for us: {one_line(str(error), 120)}") from None
+            raise HostError(
+                f"host {self.name} runs no more programs for us on this connection: {said(error)}; MaxSessions in its "
+                "sshd_config must be 2 or more"
+            ) from None
         except (OSError, asyncssh.Error) as error:
             raise HostUnreachable(f"host {self.name}: {said(error)}") from None
 
@@ -90,7 +97,7 @@ class Connection:
         Raise HostUnreachable if the connection is lost, HostDiskFull for want of room, HostError for all else.
         """
         try:
-            async with self.ssh.start_sftp_client() as sftp:
+            async with await _opened(self.ssh.start_sftp_client) as sftp:
                 try:
                     await _put(sftp, folder, program)
                 except (asyncssh.SFTPConnectionLost, asyncssh.SFTPNoConnection):
@@ -106,20 +113,48 @@ class Connection:
             raise HostUnreachable(f"host {self.name}: {said(error)}") from None
         except (asyncssh.SFTPError, asyncssh.ChannelOpenError) as error:
             raise HostError(
-                f"host {self.name} takes no files: {said(error)}; its SSH server needs `Subsystem sftp internal-sftp` in its "
-                "sshd_config"
+                f"host {self.name} takes no files: {said(error)}; its sshd_config needs `Subsystem sftp internal-sftp`"
             ) from None
 
     async def forward(self, local_port: int, address: str, port: int) -> asyncssh.SSHListener:
-        """Listen on loopback here for what listens there; on any port if the local one is 0 or taken."""
+        """Listen on loopback here for what listens there; on any port if the local one is 0 or taken.
+
+        Raise HostUnreachable if the connection is lost, HostError if the host forwards nothing: whoever connects here would
+        just be hung up on.
+        """
         listen = self.ssh.forward_local_port
         try:
+            await self._may_forward(address, port)
             try:
                 return await listen("127.0.0.1", local_port, address, port)
             except OSError:
                 return await listen("127.0.0.1", 0, address, port)
         except (OSError, asyncssh.Error) as error:
             raise HostUnreachable(f"host {self.name}: {said(error)}") from None
+
+    async def _may_forward(self, address: str, port: int) -> None:
+        """Open one connection through the host, which need not find anybody listening."""
+        try:
+            _, writer = await self.ssh.open_connection(address, port)
+            writer.close()
+        except asyncssh.ChannelOpenError as error:
+            if error.code == asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED:
+                raise HostError(
+                    f"host {self.name} forwards no ports to {address} port {port}: {said(error)}; its sshd_config needs "
+                    "AllowTcpForwarding local, and our line in authorized_keys no restrict"
+                ) from None
+
+
+async def _opened(open_one: Callable[[], Awaitable[Opened]]) -> Opened:
+    """Open a channel; a host that allows few at a time may take a while to notice that the last one has ended."""
+    for wait_s in (0.1, 0.4, 1.0, 2.0):
+        try:
+            return await open_one()
+        except asyncssh.ChannelOpenError as error:
+            if error.code != asyncssh.OPEN_CONNECT_FAILED:
+                raise
+        await clock.sleep(wait_s)
+    return await open_one()
 
 
 async def _put(sftp: asyncssh.SFTPClient, folder: str, program: Bundle) -> None:
