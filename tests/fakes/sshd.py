@@ -63,11 +63,11 @@ class Sshd:
             "UsePAM no",
             "PasswordAuthentication no",
             "PermitRootLogin prohibit-password",
-            *self._options,  # of two lines with one word the first counts
-            "MaxStartups 100",
+            *self._options,
         ]
-        if not any(option.startswith("Subsystem") for option in self._options):
-            lines.append("Subsystem sftp internal-sftp")
+        usual = {"MaxStartups": "100", "Subsystem": "sftp internal-sftp"}
+        given = {option.split()[0] for option in self._options}
+        lines += [f"{word} {value}" for word, value in usual.items() if word not in given]
         (self.folder / "config").write_text("\n".join(lines) + "\n")
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
