@@ -33,6 +33,8 @@ pytestmark = [pytest.mark.ssh, pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 MOMENTS = int(os.environ.get("AUTOTUNER_MOMENTS", "50"))
 WAYS = ("link down", "server killed", "reset")
+WHILES = ("Launch", "AwaitServing", "RunLevel", "Stop", "Wait")  # what the daemon is to be doing just then
+AIM_S = 6.0  # a moment that does not come by then is another one
 LONG_S = 50.0  # longer than a connection may be silent: 15 s of keepalive, three times
 COUNTS = "import time\nn = 0\nwhile True:\n    print('line', n, flush=True)\n    n += 1\n    time.sleep(0.005)\n"
 
@@ -128,17 +130,27 @@ def cut(way: str, sshd: Sshd, there: Namespace, rng: random.Random, *, long: boo
         sshd.start()
 
 
-def connected(house: FarHouse, tailing: Tailing) -> bool:
-    """Whether both have a connection, so that a cut cuts something."""
-    with (house.folder / "daemon.log").open(encoding="utf-8") as f:
-        events = [line for line in f if '"event": "connected"' in line or '"event": "connection lost"' in line]
-    return tailing.connected and bool(events) and '"event": "connected"' in events[-1]
+class Hearing:
+    """What the daemon's log has last told: whether it has a connection, and what it decided to do."""
 
+    def __init__(self, house: House) -> None:
+        self._path = house.folder / "daemon.log"
+        self._read = 0
+        self.connected = False
+        self.action = ""
 
-def doing(house: House) -> str:
-    """What the daemon does just then, in a word or two."""
-    seen = house.status()
-    return str(seen["live"].get("stage") or "") if seen["trial"] or seen["queue"] else "serving"
+    def look(self) -> Self:
+        with self._path.open("rb") as f:
+            f.seek(self._read)
+            whole, newline, _ = f.read().rpartition(b"\n")
+        self._read += len(whole + newline)
+        for line in whole.splitlines():
+            told = json.loads(line) if line.startswith(b"{") else {}
+            if told.get("event") in {"connected", "connection lost"}:
+                self.connected = told["event"] == "connected"
+            elif told.get("event") == "decided":
+                self.action = told["action"]
+        return self
 
 
 def test_fifty_moments_of_link_down_server_killed_and_reset_leave_one_server_whole_logs_and_the_best_known(
@@ -153,23 +165,30 @@ def test_fifty_moments_of_link_down_server_killed_and_reset_leave_one_server_who
         folder=str(tmp_path / "tailed"),
     )  # fmt: skip
     ways = [WAYS[number % 3] for number in range(MOMENTS)]
+    whiles = [WHILES[number % len(WHILES)] for number in range(MOMENTS)]
     rng.shuffle(ways)
-    long = {way: ways.index(way) for way in WAYS if way in ways}["link down"]
+    rng.shuffle(whiles)
+    long = ways.index("link down")
     moments: Counter[str] = Counter()
     try:
         files = [house.candidate("plain", tok_s=10), house.candidate("faster", tok_s=40)]
         slower = house.candidate("slower", tok_s=4)
         house.start()
         house.cli("enqueue", "--no-preflight", *files, house.candidate("broken", mode="crash"), slower)
+        heard = Hearing(house)
         with Watching(house) as watching, Tailing(to) as tailing:
-            for number, way in enumerate(ways):
-                house.wait(lambda: connected(house, tailing), PATIENCE_S, "both to be connected again")
-                time.sleep(rng.uniform(0.0, 3.0))
-                stage = doing(house)
-                moments[stage] += 1
-                cut(way, sshd, far_away, rng, long=number == long)
-                if stage == "serving" and number < MOMENTS - 1:
+            for number, (way, during) in enumerate(zip(ways, whiles, strict=True)):
+                house.wait(
+                    lambda: heard.look().connected and tailing.connected, PATIENCE_S, "both to be connected again"
+                )
+                if not (house.status()["queue"] or house.status()["trial"]) and during != "Wait":
                     house.cli("enqueue", "--no-preflight", "--again", slower)
+                until = time.monotonic() + AIM_S
+                while heard.look().action != during and time.monotonic() < until:
+                    time.sleep(0.01)
+                time.sleep(rng.uniform(0.0, 0.3) if during != "RunLevel" else rng.uniform(0.0, 2.0))
+                moments[heard.look().action] += 1
+                cut(way, sshd, far_away, rng, long=number == long)
             house.wait_settled(3 * PATIENCE_S)
             house.wait_serving("faster")
         assert watching.most == 1, f"{watching.most} servers at once; AUTOTUNER_SEED={seed}"
