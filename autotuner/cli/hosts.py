@@ -14,7 +14,7 @@ from autotuner.cli.common import json_option, open_settings, print_json, table
 from autotuner.edge import clock
 from autotuner.edge.destination import Destination, fingerprint
 from autotuner.errors import HostError, NotFound, Refused
-from autotuner.settings import NAME_PATTERN, Settings
+from autotuner.settings import NAME_PATTERN, Settings, Slot
 
 USUAL_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 TIME_OFF_MAX_S = 2.0
@@ -245,7 +245,7 @@ async def _checks(settings: Settings, name: str) -> list[Check]:
         checks.append(await _bench_check(host, name, way[-1][1].bench_python))
         for slot, own in settings.slots.items():
             if own.host == name:
-                checks += await _slot_checks(host, slot, own.port, own.gpus)
+                checks += await _slot_checks(host, slot, own)
         return checks
 
 
@@ -265,7 +265,8 @@ async def _bench_check(host: Any, name: str, python: str | None) -> Check:
     return Check("benchmark", well, f"on the host itself, with {python}" if well else state)
 
 
-async def _slot_checks(host: Any, slot: str, port: int, gpus: tuple[int, ...]) -> list[Check]:
+async def _slot_checks(host: Any, slot: str, own: Slot) -> list[Check]:
+    port, gpus = own.port, own.gpus
     holder = await host.port_holder(port)
     found = {use.index for use in await host.gpus(gpus)}
     missing = [str(index) for index in gpus if index not in found]
@@ -274,8 +275,17 @@ async def _slot_checks(host: Any, slot: str, port: int, gpus: tuple[int, ...]) -
     checks = [
         Check(f"slot {slot}", not foreign, f"port {port} {shown}" + (": free it, or take another" if foreign else ""))
     ]
+    try:
+        await host.reach(own.place.host, port)
+    except HostError as error:
+        checks.append(Check(f"slot {slot}", ok=False, said=str(error)))
     if gpus:
         what = f"GPU {', '.join(map(str, sorted(found)))} seen" if found else "no GPU seen"
         advice = f"; {', '.join(missing)} missing: look at nvidia-smi there" if missing else ""
         checks.append(Check(f"slot {slot}", not missing, what + advice))
+        why_not = (await host.readings(gpus)).why_no_gpus
+        figures = (
+            f"no figures of GPUs beside levels: {why_not}" if why_not else "figures of GPUs are read beside levels"
+        )
+        checks.append(Check(f"slot {slot}", ok=True, said=figures))
     return checks

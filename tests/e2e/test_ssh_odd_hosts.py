@@ -229,6 +229,7 @@ def test_an_ssh_server_that_forwards_no_ports_is_told_what_it_needs(tmp_path: Pa
             await one_life(host)
             with pytest.raises(HostError, match=r"forwards no ports .*AllowTcpForwarding"):
                 await host.reach("127.0.0.1", sshd.port)
+            assert (await host.port_holder(sshd.port)) is not None  # it can still be looked at
 
     sshd = Sshd(tmp_path / "sshd", "AllowTcpForwarding no").start()
     try:
