@@ -207,8 +207,42 @@ async def connect(way: Sequence[tuple[str, Destination]]) -> Connection:
 
 
 async def _hop(name: str, to: Destination, tunnel: asyncssh.SSHClientConnection | None) -> asyncssh.SSHClientConnection:
+    async with _own_keys(name, to) as keys:
+        return await _logged_in(name, to, keys, tunnel)
+
+
+@contextlib.asynccontextmanager
+async def _own_keys(name: str, to: Destination) -> AsyncIterator[Sequence[Any]]:
+    """Our keys for a host: those of its agent first, then its file; for as long as the block runs. Raise HostError.
+
+    asyncssh would ask an agent by itself only where it may also take keys from the user's home.
+    """
+    keys: list[Any] = [str(to.identity_file.expanduser())] if to.identity_file is not None else []
+    if to.agent is None:
+        yield keys
+        return
+    try:
+        agent = await asyncssh.connect_agent(str(to.agent.expanduser()))
+    except OSError as error:
+        raise HostError(f"the SSH agent at {to.agent} for host {name} cannot be asked: {said(error)}") from None
+    try:
+        try:
+            keys = [*await agent.get_keys(), *keys]
+        except (OSError, ValueError) as error:
+            raise HostError(f"the SSH agent at {to.agent} for host {name} shows no keys: {said(error)}") from None
+        if not keys:
+            raise HostError(
+                f"the SSH agent at {to.agent} has no key for host {name}: SSH_AUTH_SOCK={to.agent} ssh-add KEY"
+            )
+        yield keys
+    finally:
+        agent.close()
+
+
+async def _logged_in(
+    name: str, to: Destination, keys: Sequence[Any], tunnel: asyncssh.SSHClientConnection | None
+) -> asyncssh.SSHClientConnection:
     pinned = [asyncssh.import_public_key(key) for key in to.host_key]
-    keys = [str(to.identity_file.expanduser())] if to.identity_file is not None else None
     try:
         return await asyncssh.connect(
             to.address,
@@ -219,7 +253,7 @@ async def _hop(name: str, to: Destination, tunnel: asyncssh.SSHClientConnection 
             known_hosts=(pinned, [], []),  # no certificate authority, and no name that could match another key
             server_host_key_algs=_algorithms(to.host_key),
             client_keys=keys,
-            agent_path=str(to.agent.expanduser()) if to.agent is not None else None,
+            agent_path=None,
             connect_timeout=CONNECT_TIMEOUT_S,
             login_timeout=LOGIN_TIMEOUT_S,
             keepalive_interval=KEEPALIVE_S,

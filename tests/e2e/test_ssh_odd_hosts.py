@@ -6,15 +6,18 @@ Each either works, or says in one sentence what is wrong and what to do.
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
+import subprocess
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes.person import PYTHON, FullDisk, Person
-from fakes.sshd import Sshd
+from fakes.sshd import Sshd, make_key
+from patience import comes_true
 
 from autotuner.edge import procfs
 from autotuner.edge.destination import Destination
@@ -270,6 +273,53 @@ def test_a_host_whose_clock_is_an_hour_off_works_all_the_same(tmp_path: Path) ->
     finally:
         sshd.stop()
         _clear(tmp_path / "remote")
+
+
+@contextlib.contextmanager
+def an_agent(socket: Path, *keys: Path) -> Iterator[Path]:
+    """A real ssh-agent that has these keys."""
+    if shutil.which("ssh-agent") is None:
+        pytest.skip("there is no ssh-agent here (Debian: apt-get install openssh-client)")
+    with subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL) as agent:
+        try:
+            assert comes_true(socket.exists)
+            for key in keys:
+                env = {**os.environ, "SSH_AUTH_SOCK": str(socket)}
+                subprocess.run(["ssh-add", "-q", str(key)], env=env, check=True, capture_output=True)
+            yield socket
+        finally:
+            agent.terminate()
+
+
+def test_an_agent_of_the_settings_is_asked_and_that_of_the_environment_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_key(tmp_path / "other")
+
+    async def work(sshd: Sshd, socket: Path, empty: Path) -> None:
+        async with host_of(sshd, tmp_path / "remote", identity_file=None, agent=socket) as host:
+            assert await host.free_disk_mib() > 0
+            sshd.cut()
+            assert await host.free_disk_mib() > 0
+        async with host_of(sshd, tmp_path / "remote", identity_file=tmp_path / "other", agent=socket) as host:
+            assert await host.free_disk_mib() > 0
+        async with host_of(sshd, tmp_path / "remote", identity_file=None, agent=empty) as host:
+            with pytest.raises(HostError, match=r"has no key for host far.*ssh-add"):
+                await host.free_disk_mib()
+        async with host_of(sshd, tmp_path / "remote", identity_file=None, agent=tmp_path / "none") as host:
+            with pytest.raises(HostError, match="cannot be asked"):
+                await host.free_disk_mib()
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
+        async with host_of(sshd, tmp_path / "remote", identity_file=tmp_path / "other") as host:
+            with pytest.raises(HostError, match="does not let"):
+                await host.free_disk_mib()
+
+    sshd = Sshd(tmp_path / "sshd").start()
+    try:
+        with an_agent(tmp_path / "agent", sshd.client_key) as socket, an_agent(tmp_path / "empty") as empty:
+            asyncio.run(work(sshd, socket, empty))
+    finally:
+        sshd.stop()
 
 
 def _clear(remote: Path) -> None:
