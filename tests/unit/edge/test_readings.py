@@ -1,6 +1,8 @@
 """What GPUs and host do is read by the standard library as NVML's own module reads it, and what is not told is absent."""
 
 import ctypes
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,3 +117,33 @@ def test_cpu_and_memory_are_the_kernels_own_figures(tmp_path: Path, monkeypatch:
     )
     seen = readings.read(())
     assert (seen.cpu_busy, seen.cpu_all, seen.memory_mib) == (171, 1221, 3.0)
+
+
+IN_C = r"""
+#include <stdint.h>
+static char gpu; /* at an address that needs all 64 bits */
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = &gpu; return index == 3 ? 0 : 2; }
+int nvmlDeviceGetPowerUsage(void *handle, unsigned *mw) { *mw = 701500; return handle == &gpu ? 0 : 2; }
+int nvmlDeviceGetClockInfo(void *handle, unsigned kind, unsigned *mhz) { *mhz = 1000 + kind; return handle == &gpu ? 0 : 2; }
+int nvmlDeviceGetTemperature(void *handle, unsigned sensor, unsigned *c) { *c = 40 + sensor; return handle == &gpu ? 0 : 2; }
+int nvmlDeviceGetUtilizationRates(void *handle, unsigned rates[2]) { rates[0] = 12; rates[1] = 99; return handle == &gpu ? 0 : 2; }
+int nvmlDeviceGetMemoryInfo(void *handle, uint64_t memory[3]) { memory[0] = 9; memory[1] = 8; memory[2] = 5ull << 33;
+  return handle == &gpu ? 0 : 2; }
+"""
+
+
+def test_a_library_in_c_is_called_as_its_header_says(tmp_path: Path) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler here")
+    (tmp_path / "nvml.c").write_text(IN_C)
+    library = tmp_path / "nvml.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "nvml.c")], check=True)
+    seen = readings.read((0, 3), lambda _: ctypes.CDLL(str(library)))
+    assert seen.gpus == (
+        {
+            "index": 3, "power_w": 701.5, "sm_mhz": 1001.0, "memory_mhz": 1002.0, "temperature_c": 40.0, "busy_ratio": 0.12,
+            "memory_mib": 40960.0,
+        },
+    )  # fmt: skip
