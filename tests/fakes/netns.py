@@ -5,6 +5,7 @@ Needs root and iproute2; `why_not` says what is missing. Processes and files are
 
 import os
 import shutil
+import socket
 import subprocess
 import time
 from itertools import count
@@ -77,6 +78,21 @@ class Namespace:
         subprocess.run(
             ["ss", "-K", "dst", self.address, "dport", "=", f":{port}"], capture_output=True, check=False, timeout=30
         )
+
+    def resets(self, port: int) -> bool:
+        """Whether `reset` really does, shown on a connection to a server there: a kernel may have been built without it."""
+        with socket.create_connection((self.address, port), timeout=30) as s:
+            s.recv(100)
+            self.reset(port)
+            try:
+                s.settimeout(1.0)
+                while s.recv(4096):
+                    continue
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+        return False
 
     def down(self, seconds: float, *, near: bool) -> None:
         """Take the link down at one end for so long."""
