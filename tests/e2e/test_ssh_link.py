@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.ssh, pytest.mark.e2e, pytest.mark.timeout(1200)]
 MOMENTS = int(os.environ.get("AUTOTUNER_MOMENTS", "50"))
 WAYS = ("link down", "server killed", "reset")
 WHILES = ("Launch", "AwaitServing", "RunLevel", "Stop", "Wait")  # what the daemon is to be doing just then
-AIM_S = 6.0  # a moment that does not come by then is another one
+AIM_S = 10.0  # a moment that does not come by then is another one
 LONG_S = 50.0  # longer than a connection may be silent: 15 s of keepalive, three times
 COUNTS = "import time\nn = 0\nwhile True:\n    print('line', n, flush=True)\n    n += 1\n    time.sleep(0.005)\n"
 
@@ -163,6 +163,7 @@ def test_fifty_moments_of_link_down_server_killed_and_reset_leave_one_server_who
         sshd.stop()
         pytest.skip("this kernel closes no sockets for `ss -K` (CONFIG_INET_DIAG_DESTROY)")
     house = FarHouse(tmp_path, sshd)
+    house.benchmark |= {"seconds": "1.0", "output_tokens": "8"}  # short levels, so that the rest of a trial is met as well
     to = Destination(
         address=sshd.address, port=sshd.port, user=sshd.user, host_key=sshd.host_key, identity_file=sshd.client_key,
         folder=str(tmp_path / "tailed"),
