@@ -163,7 +163,10 @@ def test_fifty_moments_of_link_down_server_killed_and_reset_leave_one_server_who
         sshd.stop()
         pytest.skip("this kernel closes no sockets for `ss -K` (CONFIG_INET_DIAG_DESTROY)")
     house = FarHouse(tmp_path, sshd)
-    house.benchmark |= {"seconds": "1.0", "output_tokens": "8"}  # short levels, so that the rest of a trial is met as well
+    house.benchmark |= {
+        "seconds": "1.0",
+        "output_tokens": "8",
+    }  # short levels, so that the rest of a trial is met as well
     to = Destination(
         address=sshd.address, port=sshd.port, user=sshd.user, host_key=sshd.host_key, identity_file=sshd.client_key,
         folder=str(tmp_path / "tailed"),
