@@ -231,9 +231,7 @@ async def _own_keys(name: str, to: Destination) -> AsyncIterator[Sequence[Any]]:
         except (OSError, ValueError) as error:
             raise HostError(f"the SSH agent at {to.agent} for host {name} shows no keys: {said(error)}") from None
         if not keys:
-            raise HostError(
-                f"the SSH agent at {to.agent} has no key for host {name}: SSH_AUTH_SOCK={to.agent} ssh-add KEY"
-            )
+            raise HostError(f"the SSH agent at {to.agent} has no key for host {name}: give it one with ssh-add")
         yield keys
     finally:
         agent.close()
