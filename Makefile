@@ -37,8 +37,12 @@ test: $(STAMP) ## run the tests
 test-slow: $(STAMP) ## run the long tests too (minutes each)
 	$(BIN)/python -m pytest -m 'slow and not ssh and not vllm'
 
-test-ssh: $(STAMP) ## run the tests against a real OpenSSH server (Debian: openssh-server; some 10 minutes)
-	$(BIN)/python -m pytest -m ssh
+# The tests of the link, which is cut again and again, mostly wait; so they run beside the others.
+LINK := tests/e2e/test_ssh_link.py
+test-ssh: $(STAMP) ## run the tests against a real OpenSSH server (Debian: openssh-server iproute2; as root; some 10 minutes)
+	@$(BIN)/python -m pytest -m ssh -rs --durations=5 $(LINK) > $(VENV)/link-tests.txt 2>&1 & link=$$!; \
+	$(BIN)/python -m pytest -m ssh -rs --durations=5 tests/e2e --ignore $(LINK); rest=$$?; \
+	wait $$link; link=$$?; cat $(VENV)/link-tests.txt; [ $$rest -eq 0 ] && [ $$link -eq 0 ]
 
 test-vllm: $(STAMP) ## run the tests on real vLLM on the CPU, in a .venv-vllm of its own (4 GB; minutes)
 	@$(PYTHON) tests/vllm/setup.py

@@ -27,7 +27,7 @@ from autotuner.engines.base import Diagnosis, Stage
 from autotuner.engines.diagnosis import never_started, own_stop
 from autotuner.engines.reading import read
 from autotuner.engines.vocabulary import State
-from autotuner.errors import DiskFull, HostError, HostUnreachable
+from autotuner.errors import DiskFull, HostDiskFull, HostError, HostUnreachable
 from autotuner.installed import engine_version
 from autotuner.launching import spec_of
 from autotuner.serverlog import LogReader
@@ -72,7 +72,10 @@ async def launch(ctx: SlotContext, action: decide.Launch) -> None:
         ctx.store.add_launch(row)
         try:
             await ctx.host.start(spec)
-        except DiskFull:  # nothing runs, and the server is not to blame: this launch must not count against it
+        except (
+            DiskFull,
+            HostDiskFull,
+        ):  # nothing runs, and the server is not to blame: this launch must not count against it
             ctx.store.update_launch(launch_id, end_asked=True)
             raise
         ctx.store.move_launch(launch_id, LaunchState.STARTING)

@@ -18,20 +18,19 @@ from autotuner.core.policy import Policy
 from autotuner.core.redact import hide, hide_values
 from autotuner.edge import clock, housekeeping, statusfile
 from autotuner.edge.ballast import Ballast
-from autotuner.edge.destination import LOCAL
 from autotuner.edge.files import FolderLock
 from autotuner.edge.hanging import HangWatch
-from autotuner.edge.host import Host, launch_of_rank, rank_id
 from autotuner.edge.host_local import LocalHost
 from autotuner.edge.host_nodes import members_of
 from autotuner.edge.notify import Notifier
 from autotuner.edge.store import Store
-from autotuner.errors import AutotunerError, DiskFull, InvalidInput, Problem, StoreError
+from autotuner.errors import AutotunerError, DiskFull, HostError, InvalidInput, Problem, StoreError
 from autotuner.hosts import Hosts, controller_id
 from autotuner.publishing import Publishing
 from autotuner.rounds import Rounds
 from autotuner.settings import Settings, load_policies, load_settings, needs_restart
 from autotuner.slotworker import SlotWorker
+from autotuner.tidying import Tidying
 
 AFTER_A_STEP_S = 0.1
 END_DEADLINE_S = 20.0  # well within the time that the unit gives a stop
@@ -43,7 +42,7 @@ CYCLE_DEADLINE_S = 30.0  # a cycle only looks and records; one that takes longer
 class Daemon:
     """Works every slot of a settings file until told to end."""
 
-    def __init__(self, settings_path: Path, host: Host | None = None) -> None:
+    def __init__(self, settings_path: Path, host: OneHost | None = None) -> None:
         """Take the state folder's lock and open the record; `host` is this machine unless another is given."""
         self._path = settings_path
         self._notifier = Notifier()
@@ -59,13 +58,13 @@ class Daemon:
         self._hosts = Hosts(self._settings, controller, every=host)
         self._workers = [self._worker(name) for name in self._settings.slots]
         self._rounds = Rounds(self._workers, CYCLE_DEADLINE_S)
+        self._tidying = Tidying(self._hosts, self._store, self._workers)
         self._ending = asyncio.Event()
         self._reload_wanted = False
         self._trouble = ""
         self._shown: dict[str, Any] = {}
         self._shown_s = 0.0
         self._tidy_at_s = 0.0
-        self._uncut: set[str] = set()
         self._log = log.get()
         self._take_secrets()
 
@@ -183,39 +182,12 @@ class Daemon:
         if clock.monotonic_s() < self._tidy_at_s:
             return
         self._tidy_at_s = clock.monotonic_s() + TIDY_EVERY_S
-        self._cut_logs()
         try:
-            await self._prune(self._settings.launches)
-        except OSError as error:
+            await self._tidying.go(self._settings)
+        except (HostError, OSError) as error:
             self._log.warning("old launches could not be removed", error=str(error))
         housekeeping.bound(self._settings.proposals, "*.toml", housekeeping.CANDIDATES_MAX)
         housekeeping.bound(self._settings.cache, "*.json", housekeeping.ANSWERS_MAX)
-
-    def _cut_logs(self) -> None:
-        for launch in sorted({launch for w in self._workers for launch in _living_here(w.ctx)}):
-            path = self._settings.launches / launch / housekeeping.LOG
-            try:
-                if housekeeping.cut_log(path, self._settings.log_mib_max << 20):
-                    self._log.warning("a server's log was too long; its middle was cut out", launch=launch)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                if launch not in self._uncut:  # said once, not every minute; `doctor` says it, too
-                    self._log.warning("a server's log is too long and cannot be cut", path=str(path), error=str(error))
-                    self._uncut.add(launch)
-
-    async def _prune(self, folder: Path) -> None:
-        """Remove folders of launches that ended long ago: never one that lives, nor one that the record does not know."""
-        host = self._hosts.named(LOCAL)  # whose launches they are: those of other hosts have no folder here
-        kept = self._store.launches_to_keep(self._settings.slots, self._settings.keep_launches)
-        gone = 0
-        for launch in housekeeping.unprotected(folder, kept):
-            if gone >= housekeeping.REMOVED_MAX:
-                break
-            if self._store.has_ended(launch_of_rank(launch)) and not (await host.inspect(launch)).alive:
-                gone += housekeeping.remove(folder, launch)
-        if gone:
-            self._log.info("folders of old launches removed", launches=gone)
 
     def _show(self) -> None:
         """Say what is going on, where people and the service manager look for it."""
@@ -292,12 +264,7 @@ class Daemon:
     async def _end(self) -> None:
         self._notifier.stopping()
         await self._rounds.end()
+        await self._tidying.end()
         for worker in self._workers:
             await worker.end()
         self._log.info("daemon ended; servers live on")
-
-
-def _living_here(ctx: SlotContext) -> set[str]:
-    """The launches of a slot that live, or their ranks, whose folders are on this machine."""
-    here = [rank for rank, host in enumerate(members_of(ctx.host)) if host.here]
-    return {rank_id(launch, rank) for launch in ctx.living for rank in here}

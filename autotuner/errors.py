@@ -7,7 +7,8 @@ AutotunerError                       1  anything else that went wrong, said in o
 ├── Locked                           6  another daemon owns the state folder
 ├── HostError                        7  the host did not do what it was asked (process, port, GPU, SSH)
 │   ├── HostUnreachable              7  there is no connection to the host: nothing is known of what lives there
-│   └── HostKeyRefused               7  the host showed another key than the pinned ones, or is worked by another daemon
+│   ├── HostKeyRefused               7  the host showed another key than the pinned ones, or is worked by another daemon
+│   └── HostDiskFull                 7  there is no room left on another host's disk: nothing can be launched there
 ├── JournalBroken                    8  the journal does not verify
 ├── StoreError                       1  the state database cannot be read or written
 │   └── DiskFull                     1  there is no room left to record anything
@@ -83,6 +84,10 @@ class HostUnreachable(HostError):
 
 class HostKeyRefused(HostError):
     """Who answers is not known to be the host: it showed none of its pinned keys. Trying again would not help."""
+
+
+class HostDiskFull(HostError):
+    """There is no room left on the disk of another host. The record here is not touched by it, and what runs there runs on."""
 
 
 class JournalBroken(AutotunerError):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from autotuner.edge.destination import LOCAL
 from autotuner.edge.files import write_atomically
-from autotuner.edge.host import Host
+from autotuner.edge.host import Host, OneHost
 from autotuner.edge.host_local import LocalHost
 from autotuner.edge.host_nodes import Member, NodesHost
 from autotuner.errors import StoreError
@@ -18,11 +18,11 @@ class Hosts:
     `every` is the host of all slots, whatever the settings say, if it is given.
     """
 
-    def __init__(self, settings: Settings, controller: str = "", every: Host | None = None) -> None:
+    def __init__(self, settings: Settings, controller: str = "", every: OneHost | None = None) -> None:
         self._settings = settings
         self._controller = controller
         self._every = every
-        self._made: dict[str, Host] = {}
+        self._made: dict[str, OneHost] = {}
         self._several: dict[str, NodesHost] = {}
 
     def of(self, slot: str) -> Host:
@@ -34,7 +34,7 @@ class Hosts:
             self._several[slot] = NodesHost(self._members(slot), own.stop_grace_s)
         return self._several[slot]
 
-    def named(self, name: str) -> Host:
+    def named(self, name: str) -> OneHost:
         """Given a host's name, return it. Raise NotFound."""
         if self._every is not None:
             return self._every
@@ -59,7 +59,7 @@ class Hosts:
             for rank, (node, port) in enumerate(zip(own.nodes, own.ports, strict=True))
         )
 
-    def _make(self, name: str) -> Host:
+    def _make(self, name: str) -> OneHost:
         if name == LOCAL:
             return LocalHost(self._settings.launches, self._settings.launcher)
         from autotuner.edge.host_ssh import SshHost  # noqa: PLC0415 - SSH takes a fifth of a second to import

@@ -28,7 +28,8 @@ from autotuner.edge.foreign_load import ForeignLoad, load_for
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.load import Load
 from autotuner.edge.load_far import FarLoad
-from autotuner.edge.machine import MachineWatch, NoWatch
+from autotuner.edge.machine import MachineWatch, Watch
+from autotuner.edge.machine_far import FarWatch
 from autotuner.edge.probes import GENERATE_TIMEOUT_S, Probe
 from autotuner.edge.rows import Trial
 from autotuner.engines import nccl, situation
@@ -162,6 +163,7 @@ class _Level:
         self._looked_s = 0.0
         self._steady_from: int | None = None
         self._machine: tuple[MachineSample, ...] = ()
+        self._why_no_gpus = ""
         self.load_from = ""
         self.client_void = ""  # why what a client measured must not be used
         self.client_hung = False  # it was killed, and a second try may do
@@ -211,11 +213,12 @@ class _Level:
         await self.log.facts()
         model = await probe.model()
         load_of_level = await self._load(model)
-        watch = MachineWatch(self.ctx.slot.gpus) if self.ctx.host.here else NoWatch()
+        gpus, host = self.ctx.slot.gpus, self.ctx.host
+        watch: Watch = MachineWatch(gpus) if host.here else FarWatch(host, gpus)
         async with watch as machine, load_of_level as load:
             async for message in load.messages():
                 if isinstance(message, LevelSamples):
-                    self._machine = machine.samples
+                    self._machine, self._why_no_gpus = machine.samples, machine.why_no_gpus
                     self.client_void, self.client_hung = load.void, load.hung
                     return settled(message) if self.gather.settles else message
                 begins = message.phase == "steady" and not self.gather.steady
@@ -297,7 +300,7 @@ class _Level:
             measured = measured.model_copy(update={"void": ended.sentence})
         result = self.gather.result(measured)
         ended_by = ended if ended is None or ended.action != "void" else None
-        machine = machine_figures(self._machine, measured.output_tok_s)
+        machine = machine_figures(self._machine, measured.output_tok_s, self._why_no_gpus)
         found = {"fired": ended_by, "settled": self.rules.settled, "reading": self._reading(), "machine": machine}
         return result.model_copy(update=found)
 

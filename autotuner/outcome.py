@@ -230,8 +230,11 @@ def go_on(ctx: SlotContext, why: str) -> None:
         ctx.store.update_slot(ctx.name, degraded="", **wanted)
 
 
-def blocked(ctx: SlotContext, why: str) -> None:
-    """Write once, not every cycle, that something outside keeps the slot from going on; and once that it is over."""
+def blocked(ctx: SlotContext, why: str, *, foreign: bool = True) -> None:
+    """Write once, not every cycle, that something outside keeps the slot from going on; and once that it is over.
+
+    Unless it is `foreign`, somebody else's, `why` says itself what is to be done.
+    """
     if ctx.blocked is None:
         ctx.blocked = ctx.store.slot(ctx.name).blocked
     if why == ctx.blocked:
@@ -239,10 +242,10 @@ def blocked(ctx: SlotContext, why: str) -> None:
     with ctx.store.transaction():
         ctx.store.update_slot(ctx.name, blocked=why)
         if why:
-            bullets = (("Do", "free it, or change the slot in the settings; the daemon looks again each cycle"),)
-            note(
-                ctx, "blocked", f"{why[0].upper()}{why[1:]}; autotuner does not touch what it did not launch.", bullets
-            )
+            said = f"{why[0].upper()}{why[1:]}"
+            do = (("Do", "free it, or change the slot in the settings; the daemon looks again each cycle"),)
+            hands_off = "; autotuner does not touch what it did not launch" if foreign else ""
+            note(ctx, "blocked", f"{said}{hands_off}.", do if foreign else ())
         else:
             note(ctx, "unblocked", "What kept the slot from going on is gone.")
     ctx.blocked = why

@@ -1,6 +1,7 @@
 """Works one slot: observes, decides, carries out. One cycle is short; long actions run as a task that it inspects."""
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Coroutine
 from typing import Any
@@ -15,8 +16,9 @@ from autotuner.core.state import Verdict
 from autotuner.core.statistics import most_within
 from autotuner.core.verdict import disagreement, judge, lost, next_level
 from autotuner.edge import clock
+from autotuner.edge.files import free_mib
 from autotuner.edge.rows import SlotRow, Trial
-from autotuner.errors import HostError, HostKeyRefused, HostUnreachable, StoreError
+from autotuner.errors import HostDiskFull, HostError, HostKeyRefused, HostUnreachable, StoreError
 from autotuner.freeing import Around
 
 HELD_LOOK_S = 10.0  # how often GPUs are looked at whose memory did not come back
@@ -38,7 +40,8 @@ class SlotWorker:
         self._probed_s = 0.0
         self._failed = ""
         self._cuts = 0
-        self._free_mib = float("inf")
+        self._free_mib, self._disk = float("inf"), ""
+        self._stuck = ""
         self._held, self._held_s = Around(), float("-inf")
         self._kept: tuple[tuple[Any, ...], float, Recorded] | None = None
         self._log = log.get().bind(slot=ctx.name)
@@ -84,7 +87,7 @@ class SlotWorker:
     async def _cycle(self) -> Decision:
         await self._collect()
         await self.ctx.learn_secrets()
-        self._free_mib = await self.ctx.host.free_disk_mib()
+        await self._look_at_disks()
         recorded = self._recorded()
         observed = await self._observe(recorded)
         decision = decide.decide(recorded, observed)
@@ -110,6 +113,16 @@ class SlotWorker:
             await asyncio.wait([self._task], timeout=5.0)
             self._task = None
 
+    async def _look_at_disks(self) -> None:
+        """Take note of the least room: where the slot's launches live, and where what comes of them is recorded."""
+        ctx, own_mib = self.ctx, float("inf")
+        there_mib = await ctx.host.free_disk_mib()
+        if not ctx.host.here:
+            with contextlib.suppress(OSError):
+                own_mib = free_mib(ctx.settings.state_dir)
+        on_host = "" if ctx.host.here else f" on host {ctx.slot.host}"
+        self._free_mib, self._disk = min((there_mib, on_host), (own_mib, " on the daemon's own machine"))
+
     async def _collect(self) -> None:
         """Take in the end of a long action. The trial boundary: what goes wrong inside a trial ends there."""
         if self._task is None or not self._task.done():
@@ -117,6 +130,7 @@ class SlotWorker:
         task, doing = self._task, self._doing
         self._task, self._doing = None, None
         error = None if task.cancelled() else task.exception()
+        self._stuck = ""
         if error is None:
             self._failed = ""
             return
@@ -127,10 +141,12 @@ class SlotWorker:
             raise error
         if self._was_cut(error):
             return  # the server lives on, and so does the trial
-        if doing is not None and doing.trial_id is not None:
+        if isinstance(error, HostDiskFull):  # nobody's failure: what was to be launched is launched once there is room
+            self._stuck = self._failed
+        elif doing is not None and doing.trial_id is not None:
             self._end_trial(doing.trial_id, error)
         elif isinstance(error, HostError):
-            outcome.blocked(self.ctx, self._failed)
+            self._stuck = self._failed
 
     def _was_cut(self, error: BaseException) -> bool:
         """Whether an action failed by its connection; that of a host which is no longer itself does not come back."""
@@ -297,10 +313,11 @@ class SlotWorker:
     async def _carry_out(self, decision: Decision, recorded: Recorded, observed: Observed) -> None:
         action, ctx, why = decision.action, self.ctx, decision.reason
         if isinstance(action, decide.Wait):
-            outcome.blocked(ctx, why if observed.strangers and why.startswith("cannot launch") else "")
+            strangers = why if observed.strangers and why.startswith("cannot launch") else ""
+            outcome.blocked(ctx, self._stuck or strangers, foreign=not self._stuck)
             return
         if not isinstance(action, decide.Interrupt):
-            outcome.blocked(ctx, "")
+            outcome.blocked(ctx, self._stuck, foreign=False)
         match action:
             case decide.Interrupt():
                 if self._task is not None:
@@ -351,7 +368,7 @@ class SlotWorker:
         least = self.ctx.settings.disk_free_min_mib
         if self._free_mib >= least * share:
             return ""
-        return f"only {self._free_mib:.0f} MiB of disk are free, {least} are asked for: {so} (disk_free_min_mib)"
+        return f"only {self._free_mib:.0f} MiB of disk are free{self._disk}, {least} are asked for: {so} (disk_free_min_mib)"
 
     def _begin(self, work: Coroutine[Any, Any, None], what: str, trial_id: int | None, *, starts: bool = False) -> None:
         self._doing = Doing(what, trial_id, starts)

@@ -59,7 +59,8 @@ class GpuFigures(Values):
 class MachineFigures(Values):
     """GPUs and host over a level's steady part. `gpu_power_w` is of all its GPUs together, None where one does not tell.
 
-    `joules_per_output_token` is the mean of that over the output rate: what the GPUs took, not the whole host.
+    `joules_per_output_token` is the mean of that over the output rate: what the GPUs took, not the whole host. `why_no_gpus`
+    says why there are no figures of GPUs, where they were wanted.
     """
 
     samples: int
@@ -68,9 +69,10 @@ class MachineFigures(Values):
     joules_per_output_token: float | None = None
     cpu_ratio: Spread | None = None
     memory_mib: Spread | None = None
+    why_no_gpus: str = ""
 
     def __str__(self) -> str:
-        parts = []
+        parts = [f"no figures of GPUs ({self.why_no_gpus})"] if self.why_no_gpus and not self.gpus else []
         if self.gpus:
             parts.append(f"{len(self.gpus)} GPU{'s' * (len(self.gpus) != 1)}")
         if self.gpu_power_w is not None:
@@ -90,9 +92,14 @@ class MachineFigures(Values):
         return ", ".join(parts)
 
 
-def machine_figures(samples: Sequence[MachineSample], output_tok_s: float) -> MachineFigures | None:
-    """Given the samples of a level's steady part and its output rate, return its machine's figures; None without samples."""
-    if not samples:
+def machine_figures(
+    samples: Sequence[MachineSample], output_tok_s: float, why_no_gpus: str = ""
+) -> MachineFigures | None:
+    """Given the samples of a level's steady part and its output rate, return its machine's figures.
+
+    None without samples, unless it is known why there are none of GPUs.
+    """
+    if not samples and not why_no_gpus:
         return None
     by_gpu: dict[int, list[GpuSample]] = {}
     for sample in samples:
@@ -106,6 +113,7 @@ def machine_figures(samples: Sequence[MachineSample], output_tok_s: float) -> Ma
         joules_per_output_token=power.mean / output_tok_s if power is not None and output_tok_s > 0 else None,
         cpu_ratio=Spread.of([sample.cpu_ratio for sample in samples]),
         memory_mib=Spread.of([sample.memory_mib for sample in samples]),
+        why_no_gpus=why_no_gpus,
     )
 
 

@@ -15,7 +15,7 @@ from autotuner.core import topology
 from autotuner.edge import clock
 from autotuner.edge.destination import NAME_PATTERN, Destination, fingerprint
 from autotuner.errors import HostError, NotFound, Refused
-from autotuner.settings import Settings
+from autotuner.settings import Settings, Slot
 
 USUAL_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 TIME_OFF_MAX_S = 2.0
@@ -247,7 +247,7 @@ async def _checks(settings: Settings, name: str) -> list[Check]:
         checks.append(await _bench_check(host, name, way[-1][1].bench_python))
         for slot, own in settings.slots.items():
             for part in (own.on(rank) for rank, node in enumerate(own.members) if node.host == name):
-                checks += await _slot_checks(host, slot, part.port, part.gpus)
+                checks += await _slot_checks(host, slot, part)
         return checks
 
 
@@ -267,7 +267,8 @@ async def _bench_check(host: Any, name: str, python: str | None) -> Check:
     return Check("benchmark", well, f"on the host itself, with {python}" if well else state)
 
 
-async def _slot_checks(host: Any, slot: str, port: int, gpus: tuple[int, ...]) -> list[Check]:
+async def _slot_checks(host: Any, slot: str, own: Slot) -> list[Check]:
+    port, gpus = own.port, own.gpus
     holder = await host.port_holder(port)
     failed = ""
     try:
@@ -280,12 +281,21 @@ async def _slot_checks(host: Any, slot: str, port: int, gpus: tuple[int, ...]) -
     checks = [
         Check(f"slot {slot}", not foreign, f"port {port} {shown}" + (": free it, or take another" if foreign else ""))
     ]
+    try:
+        await host.reach(own.place.host, port)
+    except HostError as error:
+        checks.append(Check(f"slot {slot}", ok=False, said=str(error)))
     if gpus:
         what = f"GPU {', '.join(map(str, sorted(found)))} seen" if found else f"no GPU seen{failed}"
         if len(found) > 1 and (how := await _joined(host, gpus)):
             what = f"{what}; {how}"
         advice = f"; {', '.join(missing)} missing: look at nvidia-smi there" if missing else ""
         checks.append(Check(f"slot {slot}", not missing, what + advice))
+        why_not = (await host.readings(gpus)).why_no_gpus
+        figures = (
+            f"no figures of GPUs beside levels: {why_not}" if why_not else "figures of GPUs are read beside levels"
+        )
+        checks.append(Check(f"slot {slot}", ok=True, said=figures))
     return checks
 
 

@@ -10,6 +10,7 @@ a folder: its agent holds the lock of `controller.lock`, in which it is named.
 
 import asyncio
 import base64
+import contextlib
 import dataclasses
 import fcntl
 import hashlib
@@ -20,6 +21,7 @@ import platform
 import signal
 import sys
 import threading
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,11 @@ from autotuner.errors import AutotunerError, HostError
 
 LAUNCHER = "shim"  # units need an installed autotuner, and a session's control groups end with it
 TAKE_OVER_S = 10.0  # an agent that SIGKILL does not end in this time hangs in the kernel
-LOOKS = frozenset({"port_holder", "gpus", "free_disk_mib", "run", "launch_of", "facts", "read_log"})
+LOOKS = frozenset({"port_holder", "gpus", "free_disk_mib", "readings", "run", "launch_of", "facts", "read_log"})
+TIDIES = frozenset({"cut_logs", "old_launches", "remove_launches", "forget_programs"})
+# What was copied here or written beside it by some version of us, and pieces of copies that a lost connection left.
+PROGRAMS = ("agent-*.pyz*", "bench-*.pyz*", "shim-*.py")
+FORGET_AFTER_S = 86_400.0  # an agent of another version may just have been copied by somebody who only looks
 
 
 def main() -> int:
@@ -44,7 +50,11 @@ def main() -> int:
         refused = take_control(folder, controller) if controller else ""
         host = AgentHost(folder / "launches", LAUNCHER, extract_shim(folder))
     except OSError as error:
-        refused = f"{folder} cannot be used: {error.strerror}"
+        if files.is_full(error):
+            _say({"autotuner": "full", "why": f"{folder}: {error.strerror}"})
+            return 1
+        advice = "name a folder that the user may write to with [hosts.NAME] folder"
+        refused = f"{folder} cannot be used: {error.strerror}; {advice}"
     if refused:
         _say({"autotuner": "refused", "why": refused})
         return 1
@@ -69,6 +79,18 @@ class AgentHost(LocalHost):
         if (where / "revoked.json").exists():
             raise HostError(f"launch {spec.launch_id} was given up before it was started")
         await self._reported(spec.launch_id, await self.rung())
+
+    async def forget_others(self, but: AbstractSet[str]) -> int:
+        """Remove programs of ours that are neither these, nor in use by this agent, nor of today; return how many are gone."""
+        known = {*but, Path(sys.argv[0]).name, self._shim.name if self._shim is not None else ""}
+        now_s = clock.monotonic_s() + clock.realtime_ahead_s()
+        gone = 0
+        for path in (path for pattern in PROGRAMS for path in self._folder.parent.glob(pattern)):
+            with contextlib.suppress(OSError):
+                if path.name not in known and abs(now_s - path.stat().st_mtime) > FORGET_AFTER_S:
+                    path.unlink()
+                    gone += 1
+        return gone
 
     def _write_down(self, spec: LaunchSpec, rung: Rung) -> Path:
         where = self._folder / spec.launch_id
@@ -98,8 +120,9 @@ def take_control(folder: Path, controller: str) -> str:
         os.close(fd)
         return _other(folder, holder)
     own = {"controller": controller, "pid": os.getpid(), "start_ticks": procfs.start_ticks(os.getpid())}
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, json.dumps(own).encode(), 0)
+    text = json.dumps(own).encode()
+    os.pwrite(fd, text, 0)  # in place first: on a full disk the last holder's name must not be lost
+    os.ftruncate(fd, len(text))
     return ""  # the descriptor stays open, and the lock with it, until we end
 
 
@@ -143,41 +166,67 @@ async def _answer(host: AgentHost, line: bytes, *, looks_only: bool) -> None:
         reply["gives"] = await _do(host, question["do"], question["with"])
     except AutotunerError as error:
         reply |= {"error": str(error), "kind": type(error).__name__}
-    except (OSError, ValueError, KeyError, TypeError, asyncio.TimeoutError) as error:  # noqa: UP041 - Python 3.10 has two
+    except asyncio.TimeoutError:  # noqa: UP041 - Python 3.10 has two
+        reply |= {"error": f"{question['do']} did not end in time", "kind": "HostError"}
+    except OSError as error:
+        kind = "DiskFull" if files.is_full(error) else "HostError"
+        reply |= {"error": f"{question['do']} failed: {error}", "kind": kind}
+    except (ValueError, KeyError, TypeError) as error:
         reply |= {"error": f"{question['do']} failed: {type(error).__name__}: {error}", "kind": "HostError"}
     _say(reply)
 
 
 async def _do(host: AgentHost, what: str, given: dict[str, Any]) -> Any:
     """Call the method of the host; return its answer as JSON can hold it."""
+    ask = _look if what in LOOKS else _tidy if what in TIDIES else _work
+    found = await ask(host, what, given)
+    return dataclasses.asdict(found) if dataclasses.is_dataclass(found) and not isinstance(found, type) else found
+
+
+async def _work(host: AgentHost, what: str, given: dict[str, Any]) -> Any:
     match what:
         case "start":
             return await host.start(LaunchSpec(**{**given, "argv": tuple(given["argv"])}))
         case "inspect":
-            found: Any = await host.inspect(given["launch_id"])
+            return await host.inspect(given["launch_id"])
         case "stop":
-            found = await host.stop(given["launch_id"], given["grace_s"])
+            return await host.stop(given["launch_id"], given["grace_s"])
         case "read_log":
             data = await host.read_log(given["launch_id"], given["offset"], given["limit"])
             return base64.b64encode(data).decode()
         case "activity":
-            found = await host.activity(given["launch_id"])
+            return await host.activity(given["launch_id"])
+        case _:
+            raise HostError(f"the agent does not know how to {what}")
+
+
+async def _look(host: AgentHost, what: str, given: dict[str, Any]) -> Any:
+    match what:
         case "port_holder":
-            found = await host.port_holder(given["port"])
+            return await host.port_holder(given["port"])
         case "gpus":
             return [dataclasses.asdict(gpu) for gpu in await host.gpus(tuple(given["indices"]))]
         case "free_disk_mib":
             return await host.free_disk_mib()
+        case "readings":
+            return await host.readings(tuple(given["gpus"]))
         case "run":
-            found = await host.run(tuple(given["argv"]), given["timeout_s"])
+            return await host.run(tuple(given["argv"]), given["timeout_s"])
         case "launch_of":
             return await host.launch_of(given["pid"])
-        case "facts":
-            time_s = clock.monotonic_s() + clock.realtime_ahead_s()
-            return {"python": platform.python_version(), "time_s": time_s, "cores": len(os.sched_getaffinity(0))}
-        case _:
-            raise HostError(f"the agent does not know how to {what}")
-    return dataclasses.asdict(found) if found is not None else None
+    time_s = clock.monotonic_s() + clock.realtime_ahead_s()
+    return {"python": platform.python_version(), "time_s": time_s, "cores": len(os.sched_getaffinity(0))}
+
+
+async def _tidy(host: AgentHost, what: str, given: dict[str, Any]) -> Any:
+    match what:
+        case "cut_logs":
+            return await host.cut_logs(given["launch_ids"], given["most_bytes"])
+        case "old_launches":
+            return await host.old_launches(frozenset(given["protected"]))
+        case "remove_launches":
+            return await host.remove_launches(given["launch_ids"])
+    return await host.forget_others(frozenset(given["but"]))
 
 
 def _taken(where: Path) -> bool:

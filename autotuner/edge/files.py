@@ -1,6 +1,7 @@
 """Files that survive a crash: atomic replacement, durable appending and folders, the lock of a state folder."""
 
 import contextlib
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -61,6 +62,17 @@ def _take_back(fd: int, size: int, cause: OSError) -> None:
         os.ftruncate(fd, size)
     except OSError as error:
         raise Unsure(cause.errno, f"a part of an entry could not be taken back: {error.strerror}") from None
+
+
+def free_mib(path: Path) -> float:
+    """The room in MiB that we may still use on the disk of a folder. Raise OSError."""
+    seen = os.statvfs(path)
+    return seen.f_bavail * seen.f_frsize / 2**20
+
+
+def is_full(error: OSError) -> bool:
+    """Whether an error says that there is no room left: of the disk, or of what we may use of it."""
+    return error.errno in {errno.ENOSPC, errno.EDQUOT}
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:

@@ -3,6 +3,8 @@
 Everything the daemon does to a machine goes through this protocol, so one fake of it replaces the world in tests.
 """
 
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -88,6 +90,21 @@ class GpuUse:
 
 
 @dataclass(frozen=True)
+class Readings:
+    """GPUs and host at an instant. `gpus` has a table each, with the names of `bench.machine.GpuSample`.
+
+    `cpu_busy` and `cpu_all` are ticks of all cores since boot, so that any two readings give a share; `memory_mib` is in use.
+    `why_no_gpus` says why there are none, where some were wanted.
+    """
+
+    gpus: tuple[dict[str, float | None], ...] = ()
+    cpu_busy: int | None = None
+    cpu_all: int | None = None
+    memory_mib: float | None = None
+    why_no_gpus: str = ""
+
+
+@dataclass(frozen=True)
 class Ran:
     """A finished command: exit code and its output, both streams together."""
 
@@ -109,8 +126,9 @@ def launch_of_rank(found: str) -> str:
 
 
 class Host(Protocol):
-    """A machine that holds slots. Every method raises HostError when the host cannot do it; DiskFull for want of room.
+    """A machine that holds slots. Every method raises HostError when the host cannot do it.
 
+    For want of room it is DiskFull on this machine, HostDiskFull on another.
     HostUnreachable says that there is no connection, and so nothing of what runs there. `cuts` counts how often a connection
     was lost: what was learned over HTTP while it changed may be the connection's fault. Always 0 for this machine, for which
     `here` is true: its files are ours to look at.
@@ -160,6 +178,10 @@ class Host(Protocol):
         """Free space where the state lives, in MiB."""
         ...
 
+    async def readings(self, gpus: tuple[int, ...]) -> Readings:
+        """Read what these GPUs and the host do now; none of them wanted lets go of the driver."""
+        ...
+
     async def run(self, argv: tuple[str, ...], timeout_s: float) -> Ran:
         """Run a short command to its end."""
         ...
@@ -178,4 +200,24 @@ class Host(Protocol):
 
     async def launch_of(self, pid: int) -> str | None:
         """Tell the launch that a process belongs to; None if it is not of autotuner, or hidden."""
+        ...
+
+
+class OneHost(Host, Protocol):
+    """A host that is one machine, and can be tidied up."""
+
+    async def cut_logs(self, launch_ids: Sequence[str], most_bytes: int) -> dict[str, str]:
+        """Cut the middle out of logs that hold more; return what was cut as empty, and what could not be with the reason."""
+        ...
+
+    async def old_launches(self, protected: AbstractSet[str]) -> list[str]:
+        """Return the launches that have a folder and are not protected, oldest first."""
+        ...
+
+    async def remove_launches(self, launch_ids: Sequence[str]) -> int:
+        """Remove folders of launches that do not live, so many that it does not take long; return how many are gone."""
+        ...
+
+    async def forget_programs(self) -> int:
+        """Remove what earlier versions of ours copied to the host; return how many files are gone."""
         ...

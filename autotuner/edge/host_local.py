@@ -1,20 +1,24 @@
 """The local host: servers under a shim each, found again by identity, whatever happened to the daemon meanwhile."""
 
+import asyncio
 import json
 import shutil
 import signal
 import uuid
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
-from autotuner.edge import clock, commands, gpu, ladder, procfs
+from autotuner.edge import clock, commands, files, gpu, housekeeping, ladder, procfs, readings
 from autotuner.edge.commands import OUTPUT_BYTES_MAX
-from autotuner.edge.host import Activity, GpuUse, LaunchSpec, PortHolder, Ran, ServerSeen
+from autotuner.edge.host import Activity, GpuUse, LaunchSpec, PortHolder, Ran, Readings, ServerSeen
 from autotuner.edge.rungs import LOOKS, POLL_S, Rung, Unit, rung_of
 from autotuner.errors import HostError
 
 START_WAIT_S = 15.0  # an isolated interpreter starts in about 20 ms; more than this means that the host is stuck
 GPU_ASK_S = 12.0  # of each question: nvidia-smi takes seconds where no persistence daemon runs, a cycle has 30
+READ_S = 20.0  # what reading GPUs and host may take; a driver that hangs takes longer
 AFTER_GRACE_S = 75.0  # what the shim may take beyond the grace to clear what a server left behind
 
 
@@ -130,7 +134,42 @@ class LocalHost:
     async def free_disk_mib(self) -> float:
         """Free space where the launches live."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        return shutil.disk_usage(self._folder).free / 2**20
+        return files.free_mib(self._folder)
+
+    async def readings(self, gpus: tuple[int, ...]) -> Readings:
+        """Read GPUs and host in a thread: a driver may hang."""
+        return await asyncio.wait_for(asyncio.to_thread(readings.read, gpus), READ_S)
+
+    async def cut_logs(self, launch_ids: Sequence[str], most_bytes: int) -> dict[str, str]:
+        """Cut the logs that are too long."""
+        found: dict[str, str] = {}
+        for launch_id in launch_ids:
+            try:
+                if housekeeping.cut_log(self._folder / launch_id / housekeeping.LOG, most_bytes):
+                    found[launch_id] = ""
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                found[launch_id] = error.strerror or str(error)
+        return found
+
+    async def old_launches(self, protected: AbstractSet[str]) -> list[str]:
+        """List the folders of launches that are not protected."""
+        return housekeeping.unprotected(self._folder, protected)
+
+    async def remove_launches(self, launch_ids: Sequence[str]) -> int:
+        """Remove folders of launches, not many at a time, and of none that lives."""
+        gone = 0
+        for launch_id in launch_ids:
+            if gone >= housekeeping.REMOVED_MAX:
+                break
+            if not (await self.inspect(launch_id)).alive:
+                gone += housekeeping.remove(self._folder, launch_id)
+        return gone
+
+    async def forget_programs(self) -> int:
+        """Nothing is copied to this machine."""
+        return 0
 
     async def run(self, argv: tuple[str, ...], timeout_s: float) -> Ran:
         """Run a command with a deadline; what it started itself goes with it.

@@ -22,6 +22,7 @@ from autotuner.edge.host import (
     PortHolder,
     Ran,
     RankSeen,
+    Readings,
     ServerSeen,
     launch_of_rank,
     rank_id,
@@ -132,6 +133,10 @@ class NodesHost:
     async def free_disk_mib(self) -> float:
         """The least that is free on any node."""
         return min(await self._every(lambda _, host: host.free_disk_mib()))
+
+    async def readings(self, gpus: tuple[int, ...]) -> Readings:
+        """Read what rank 0's GPUs and host do: its figures stand for the others', which do the same work."""
+        return await self._head.readings(self.members[0].gpus if gpus else ())
 
     async def run(self, argv: tuple[str, ...], timeout_s: float) -> Ran:
         """Run a short command where rank 0 is."""

@@ -9,6 +9,7 @@ import base64
 import contextlib
 import json
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -20,9 +21,10 @@ from autotuner.core.redact import one_line
 from autotuner.edge import clock, ssh
 from autotuner.edge.bundle import bundle
 from autotuner.edge.destination import Destination
-from autotuner.edge.host import Activity, GpuUse, LaunchSpec, PortHolder, Ran, ServerSeen
-from autotuner.edge.host_local import AFTER_GRACE_S, START_WAIT_S
-from autotuner.errors import DiskFull, HostError, HostUnreachable
+from autotuner.edge.far_programs import PROBE, STARTER
+from autotuner.edge.host import Activity, GpuUse, LaunchSpec, PortHolder, Ran, Readings, ServerSeen
+from autotuner.edge.host_local import AFTER_GRACE_S, READ_S, START_WAIT_S
+from autotuner.errors import HostError, HostUnreachable
 
 AGENT = "autotuner.edge.agent"
 BENCH = "autotuner.bench.worker"
@@ -32,45 +34,6 @@ REFUSED_FOR_S = 30.0  # a host with a wrong key is not asked again at once
 ANSWER_S = 60.0  # what an answer may take beyond its own time; an agent that is later is replaced
 LOG_PIECE_MAX = 1 << 18
 NOISE_LINES_MAX = 200  # what a login shell may print before the agent speaks
-
-# Runs a program only if its bytes are those that were copied; old enough Python for hosts that are too old, which it tells.
-STARTER = """\
-import hashlib, json, runpy, sys
-def say(status):
-    print(json.dumps({"autotuner": status, "python": sys.version.split()[0]}))
-    sys.exit(1)
-if sys.version_info < (3, 10):
-    say("old")
-path, wanted = sys.argv[1:3]
-try:
-    with open(path, "rb") as f:
-        found = hashlib.sha256(f.read()).hexdigest()
-except OSError:
-    say("missing")
-if found != wanted:
-    say("damaged")
-sys.argv = [path] + sys.argv[3:]
-runpy.run_path(path, run_name="__main__")
-"""
-
-
-# Whether a Python can run the load client, and whether that is there and whole.
-PROBE = """\
-import hashlib, sys
-def look():
-    if sys.version_info < (3, 11):
-        return "it is Python " + sys.version.split()[0] + ", and 3.11 is needed"
-    try:
-        import pydantic
-    except ImportError:
-        return "it has no pydantic"
-    try:
-        with open(sys.argv[1], "rb") as f:
-            return "ready" if hashlib.sha256(f.read()).hexdigest() == sys.argv[2] else "missing"
-    except OSError:
-        return "missing"
-print(look())
-"""
 
 
 class _LostError(Exception):
@@ -152,6 +115,29 @@ class SshHost:
     async def free_disk_mib(self) -> float:
         """Free space where the launches live there."""
         return float(await self._ask("free_disk_mib"))
+
+    async def readings(self, gpus: tuple[int, ...]) -> Readings:
+        """Read GPUs and host there."""
+        found = await self._ask("readings", READ_S, gpus=gpus)
+        return Readings(**{**found, "gpus": tuple(found["gpus"])})
+
+    async def cut_logs(self, launch_ids: Sequence[str], most_bytes: int) -> dict[str, str]:
+        """Cut the logs there that are too long."""
+        return dict(await self._ask("cut_logs", launch_ids=list(launch_ids), most_bytes=most_bytes))
+
+    async def old_launches(self, protected: AbstractSet[str]) -> list[str]:
+        """List the folders of launches there that are not protected."""
+        return list(await self._ask("old_launches", protected=sorted(protected)))
+
+    async def remove_launches(self, launch_ids: Sequence[str]) -> int:
+        """Remove folders of launches there, but of none that lives."""
+        return int(await self._ask("remove_launches", ANSWER_S, launch_ids=list(launch_ids)))
+
+    async def forget_programs(self) -> int:
+        """Remove agents, load clients and shims of earlier versions there."""
+        return int(
+            await self._ask("forget_programs", but=[bundle("agent", AGENT).file_name, bundle("bench", BENCH).file_name])
+        )
 
     async def run(self, argv: tuple[str, ...], timeout_s: float) -> Ran:
         """Run a short command there; one whose answer is lost is run again."""
@@ -334,7 +320,11 @@ class _Link:
         finally:
             self._waiting.pop(number, None)
         if "error" in reply:
-            raise (DiskFull if reply["kind"] == "DiskFull" else HostError)(reply["error"])
+            raise (
+                ssh.full(self.connection.name, self.folder)
+                if reply["kind"] == "DiskFull"
+                else HostError(reply["error"])
+            )
         return reply["gives"]
 
     def abort(self) -> None:
@@ -378,6 +368,7 @@ async def open_link(way: Sequence[tuple[str, Destination]], controller: str) -> 
     try:
         process, hello = await _start_agent(connection, way[-1][1], controller)
         if hello["autotuner"] in {"missing", "damaged"}:
+            await _ended(process)  # a host may allow one program at a time
             await connection.put(way[-1][1].folder, bundle("agent", AGENT))
             process, hello = await _start_agent(connection, way[-1][1], controller)
         _must_be_ready(connection.name, way[-1][1], hello)
@@ -410,15 +401,33 @@ async def _start_agent(
         raise HostUnreachable(f"host {connection.name}: the agent said nothing within {ANSWER_S:.0f} s") from None
     except (OSError, ValueError, asyncssh.Error) as error:
         raise HostUnreachable(f"host {connection.name}: {ssh.said(error)}") from None
+    await _ended(process)
+    why = one_line(noise.decode("utf-8", "replace")[-300:], 300)
+    raise _not_started(connection.name, to, process.exit_status, why)
+
+
+async def _ended(process: asyncssh.SSHClientProcess[bytes]) -> None:
+    """Wait a little for the end of a program, and of its channel."""
     with contextlib.suppress(OSError, asyncssh.Error, TimeoutError):
         await asyncio.wait_for(process.wait_closed(), 5.0)
-    why = one_line(noise.decode("utf-8", "replace")[-300:], 300)
-    if process.exit_status == 127:
-        raise HostError(
-            f"there is no {to.python} on host {connection.name} ({why}): install Python 3.10 or newer there, or name it with "
-            f"[hosts.{connection.name}] python"
+
+
+def _not_started(name: str, to: Destination, status: int | None, why: str) -> HostError:
+    """Why there is no agent: the connection was lost, or the host ran something else, and a person is needed.
+
+    Shells have their own words for a program that is not there, and not all of them its exit status.
+    """
+    if status is None:
+        return HostUnreachable(f"host {name}: the agent did not start: {why or 'it said nothing'}")
+    if status == 127 or "not found" in why:
+        return HostError(
+            f"there is no {to.python} on host {name} ({why}): install Python 3.10 or newer there, or name it with "
+            f"[hosts.{name}] python"
         )
-    raise HostUnreachable(f"host {connection.name}: the agent did not start: {why or 'it said nothing'}")
+    return HostError(
+        f"host {name} runs no programs for {to.user}, or {to.python} is no Python there: {why or f'exit status {status}'}; the "
+        "user needs a login shell that runs what it is told"
+    )
 
 
 def _must_be_ready(name: str, to: Destination, hello: dict[str, Any]) -> None:
@@ -428,6 +437,8 @@ def _must_be_ready(name: str, to: Destination, hello: dict[str, Any]) -> None:
             f"{to.python} on host {name} is Python {hello['python']}; autotuner needs 3.10 or newer there: name one with "
             f"[hosts.{name}] python"
         )
+    if status == "full":
+        raise ssh.full(name, to.folder)
     if status == "refused":
         raise HostError(f"host {name}: {hello['why']}")
     if status != "ready":

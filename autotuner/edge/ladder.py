@@ -1,6 +1,5 @@
 """The ladder of launch rungs: which one this host gets and why, and what is written down for a launch on it."""
 
-import errno
 import json
 import os
 import shutil
@@ -124,6 +123,5 @@ def _booted() -> bool:
 
 def cannot(what: str, error: OSError) -> AutotunerError:
     """A full disk has its own error, for there is something the daemon can do about it."""
-    full = error.errno in {errno.ENOSPC, errno.EDQUOT}
     message = f"{what}: {error.strerror or error}"
-    return DiskFull(message) if full else HostError(message)
+    return DiskFull(message) if files.is_full(error) else HostError(message)

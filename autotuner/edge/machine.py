@@ -1,6 +1,7 @@
 """The machine beside a level: GPUs through NVML and the host through psutil, sampled once a second in a thread.
 
-NVML's Python module is an optional extra (`gpu`) and a driver need not be there; then GPU figures are absent.
+NVML's Python module is an optional extra (`gpu`) and a driver need not be there; then GPU figures are absent. On another host
+its agent reads the same: `edge/machine_far.py`.
 """
 
 import asyncio
@@ -18,8 +19,8 @@ EVERY_S = 1.0
 END_WAIT_S = 2.0  # a driver that hangs must not keep a level from its end
 
 
-class MachineWatch:
-    """Samples this machine while its block runs; `gpus` are indices as nvidia-smi shows them, None means all.
+class Watch:
+    """Samples a machine while its block runs. `gpus` are indices as nvidia-smi shows them, None means all.
 
     `why_no_gpus` says why there are no figures of GPUs, where they were wanted and there are none.
     """
@@ -33,7 +34,6 @@ class MachineWatch:
         self._over = asyncio.Event()
         self._wake = asyncio.Event()
         self._part = 0
-        self._nvml: _Nvml | None = None
 
     async def __aenter__(self) -> Self:
         self._since_s = clock.monotonic_s()
@@ -61,21 +61,49 @@ class MachineWatch:
         return tuple(self._taken)
 
     async def _sample(self) -> None:
-        await asyncio.to_thread(self._open)
+        await self._open()
         read_in = None
         while not self._over.is_set():
             self._wake.clear()
             part = self._part
-            taken = await asyncio.to_thread(self._read)
+            taken = await self._read()
+            if taken is None:
+                return
             if self._part == part and not self._over.is_set():
                 # CPU time is a share of that since the reading before, which must have been of this part too.
                 self._taken.append(taken if part == read_in else taken.model_copy(update={"cpu_ratio": None}))
                 read_in = part
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._every_s)
-        await asyncio.to_thread(self._close)
+        await self._close()
 
-    def _open(self) -> None:
+    async def _open(self) -> None:
+        """Make ready to read."""
+
+    async def _read(self) -> MachineSample | None:
+        """Take a sample; None if none can be taken any more."""
+        raise NotImplementedError
+
+    async def _close(self) -> None:
+        """Let go of what was opened."""
+
+
+class MachineWatch(Watch):
+    """Samples this machine, in a thread."""
+
+    _nvml: "_Nvml | None" = None
+
+    async def _open(self) -> None:
+        await asyncio.to_thread(self._open_here)
+
+    async def _read(self) -> MachineSample | None:
+        return await asyncio.to_thread(self._read_here)
+
+    async def _close(self) -> None:
+        if self._nvml is not None:
+            await asyncio.to_thread(self._nvml.close)
+
+    def _open_here(self) -> None:
         import psutil  # noqa: PLC0415 - slow to import, and wanted only where something is measured
 
         self._psutil: Any = psutil
@@ -85,7 +113,7 @@ class MachineWatch:
             except _NoNvmlError as error:
                 self.why_no_gpus = str(error)
 
-    def _read(self) -> MachineSample:
+    def _read_here(self) -> MachineSample:
         gpus = self._nvml.read() if self._nvml is not None else ()
         cpu_ratio = memory_mib = None
         try:
@@ -96,27 +124,6 @@ class MachineWatch:
             pass  # a container that hides /proc
         at_s = round(clock.monotonic_s() - self._since_s, 3)
         return MachineSample(at_s=at_s, gpus=gpus, cpu_ratio=cpu_ratio, memory_mib=memory_mib)
-
-    def _close(self) -> None:
-        if self._nvml is not None:
-            self._nvml.close()
-
-
-class NoWatch:
-    """Stands in where the server is on another machine, of which this one cannot tell anything."""
-
-    samples: tuple[MachineSample, ...] = ()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
-    def begin(self) -> None:
-        """The steady part begins."""
 
 
 class _NoNvmlError(Exception):

@@ -5,25 +5,28 @@ every option that asyncssh would take from one of them is given here.
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncssh
 
 from autotuner.core.redact import one_line
 from autotuner.core.shell import command_line
+from autotuner.edge import clock
 from autotuner.edge.bundle import Bundle
 from autotuner.edge.destination import KEY_TYPES, Destination, fingerprint, public_key
-from autotuner.errors import HostError, HostKeyRefused, HostUnreachable
+from autotuner.errors import HostDiskFull, HostError, HostKeyRefused, HostUnreachable
 
 CONNECT_TIMEOUT_S = 15.0
 LOGIN_TIMEOUT_S = 30.0
 KEEPALIVE_S = 15.0
 KEEPALIVES_MAX = 3
 SANDBOXED = "a service may need IPAddressAllow= for it in `systemctl edit autotuner`"
+Opened = TypeVar("Opened")
 LOST = (OSError, asyncssh.Error)  # what a stream raises whose connection is gone
 _KEX_FAILED = "host key"  # in what either side says where the server has no key of a type that is pinned
 
@@ -75,42 +78,115 @@ class Connection:
         Raise HostUnreachable if the connection is lost, HostError if the host starts no programs.
         """
         try:
-            return await self.ssh.create_process(
-                command_line(argv), encoding=None, request_pty=False, x11_forwarding=False, send_env=(), env=()
+            return await _opened(
+                lambda: self.ssh.create_process(
+                    command_line(argv), encoding=None, request_pty=False, x11_forwarding=False, send_env=(), env=()
+                )
             )
         except asyncssh.ChannelOpenError as error:
-            raise HostError(f"host {self.name} runs no programs for us: {one_line(str(error), 120)}") from None
+            raise HostError(
+                f"host {self.name} runs no more programs for us on this connection: {said(error)}; MaxSessions in its "
+                "sshd_config must be 2 or more"
+            ) from None
         except (OSError, asyncssh.Error) as error:
             raise HostUnreachable(f"host {self.name}: {said(error)}") from None
 
     async def put(self, folder: str, program: Bundle) -> None:
-        """Copy a program by SFTP: under a name of its own first, so that whoever starts it finds it whole or not at all."""
-        path = str(PurePosixPath(folder) / program.file_name)
-        temporary = f"{path}.{secrets.token_hex(8)}"
+        """Copy a program by SFTP: under a name of its own first, so that whoever starts it finds it whole or not at all.
+
+        Raise HostUnreachable if the connection is lost, HostDiskFull for want of room, HostError for all else.
+        """
         try:
-            async with self.ssh.start_sftp_client() as sftp:
-                await sftp.makedirs(folder, exist_ok=True)
-                async with sftp.open(temporary, "wb") as file:
-                    await file.write(program.data)
-                await sftp.posix_rename(temporary, path)
+            async with await _opened(self.ssh.start_sftp_client) as sftp:
+                try:
+                    await _put(sftp, folder, program)
+                except (asyncssh.SFTPConnectionLost, asyncssh.SFTPNoConnection):
+                    raise
+                except asyncssh.SFTPError as error:
+                    if await _room(sftp, folder) < len(program.data):  # the protocol has no word for a full disk
+                        raise full(self.name, folder) from None
+                    raise HostError(
+                        f"{program.file_name} cannot be copied to {folder} on host {self.name}: {said(error)}; that must be a "
+                        f"folder that the user may write to ([hosts.{self.name}] folder)"
+                    ) from None
         except (asyncssh.SFTPConnectionLost, asyncssh.SFTPNoConnection, asyncssh.DisconnectError, OSError) as error:
             raise HostUnreachable(f"host {self.name}: {said(error)}") from None
         except (asyncssh.SFTPError, asyncssh.ChannelOpenError) as error:
             raise HostError(
-                f"{program.file_name} cannot be copied to {folder} on host {self.name}: {said(error)}; the host needs the "
-                "sftp subsystem of its SSH server, and a folder that the user may write to ([hosts.NAME] folder)"
+                f"host {self.name} takes no files: {said(error)}; its sshd_config needs `Subsystem sftp internal-sftp`"
             ) from None
 
     async def forward(self, local_port: int, address: str, port: int) -> asyncssh.SSHListener:
-        """Listen on loopback here for what listens there; on any port if the local one is 0 or taken."""
+        """Listen on loopback here for what listens there; on any port if the local one is 0 or taken.
+
+        Raise HostUnreachable if the connection is lost, HostError if the host forwards nothing: whoever connects here would
+        just be hung up on.
+        """
         listen = self.ssh.forward_local_port
         try:
+            await self._may_forward(address, port)
             try:
                 return await listen("127.0.0.1", local_port, address, port)
             except OSError:
                 return await listen("127.0.0.1", 0, address, port)
         except (OSError, asyncssh.Error) as error:
             raise HostUnreachable(f"host {self.name}: {said(error)}") from None
+
+    async def _may_forward(self, address: str, port: int) -> None:
+        """Open one connection through the host, which need not find anybody listening."""
+        try:
+            _, writer = await self.ssh.open_connection(address, port)
+            writer.close()
+        except asyncssh.ChannelOpenError as error:
+            if error.code == asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED:
+                raise HostError(
+                    f"host {self.name} forwards no ports to {address} port {port}: {said(error)}; its sshd_config needs "
+                    "AllowTcpForwarding local, and our line in authorized_keys no restrict"
+                ) from None
+
+
+async def _opened(open_one: Callable[[], Awaitable[Opened]]) -> Opened:
+    """Open a channel; a host that allows few at a time may take a while to notice that the last one has ended."""
+    for wait_s in (0.1, 0.4, 1.0, 2.0):
+        try:
+            return await open_one()
+        except asyncssh.ChannelOpenError as error:
+            if error.code != asyncssh.OPEN_CONNECT_FAILED:
+                raise
+        await clock.sleep(wait_s)
+    return await open_one()
+
+
+async def _put(sftp: asyncssh.SFTPClient, folder: str, program: Bundle) -> None:
+    """Write a program as a whole; of one that cannot be written nothing is left."""
+    path = str(PurePosixPath(folder) / program.file_name)
+    temporary = f"{path}.{secrets.token_hex(8)}"
+    await sftp.makedirs(folder, exist_ok=True)
+    try:
+        async with sftp.open(temporary, "wb") as file:
+            await file.write(program.data)
+        await sftp.posix_rename(temporary, path)
+    except asyncssh.SFTPError:
+        with contextlib.suppress(asyncssh.SFTPError):
+            await sftp.remove(temporary)
+        raise
+
+
+async def _room(sftp: asyncssh.SFTPClient, folder: str) -> float:
+    """The bytes that may still be written to a folder, or to the nearest above it; infinite where the host does not tell."""
+    for path in (PurePosixPath(folder), *PurePosixPath(folder).parents):
+        with contextlib.suppress(asyncssh.SFTPError):
+            seen = await sftp.statvfs(str(path))
+            return float(seen.bavail * seen.frsize)
+    return float("inf")
+
+
+def full(name: str, folder: str) -> HostDiskFull:
+    """The same words each time, whatever had no room: they are shown for as long as it is so."""
+    return HostDiskFull(
+        f"the disk of host {name} is full: nothing can be written to {folder} there, and nothing launched; free space on it, "
+        "the daemon goes on by itself"
+    )
 
 
 async def connect(way: Sequence[tuple[str, Destination]]) -> Connection:
@@ -131,8 +207,40 @@ async def connect(way: Sequence[tuple[str, Destination]]) -> Connection:
 
 
 async def _hop(name: str, to: Destination, tunnel: asyncssh.SSHClientConnection | None) -> asyncssh.SSHClientConnection:
+    async with _own_keys(name, to) as keys:
+        return await _logged_in(name, to, keys, tunnel)
+
+
+@contextlib.asynccontextmanager
+async def _own_keys(name: str, to: Destination) -> AsyncIterator[Sequence[Any]]:
+    """Our keys for a host: those of its agent first, then its file; for as long as the block runs. Raise HostError.
+
+    asyncssh would ask an agent by itself only where it may also take keys from the user's home.
+    """
+    keys: list[Any] = [str(to.identity_file.expanduser())] if to.identity_file is not None else []
+    if to.agent is None:
+        yield keys
+        return
+    try:
+        agent = await asyncssh.connect_agent(str(to.agent.expanduser()))
+    except OSError as error:
+        raise HostError(f"the SSH agent at {to.agent} for host {name} cannot be asked: {said(error)}") from None
+    try:
+        try:
+            keys = [*await agent.get_keys(), *keys]
+        except (OSError, ValueError) as error:
+            raise HostError(f"the SSH agent at {to.agent} for host {name} shows no keys: {said(error)}") from None
+        if not keys:
+            raise HostError(f"the SSH agent at {to.agent} has no key for host {name}: give it one with ssh-add")
+        yield keys
+    finally:
+        agent.close()
+
+
+async def _logged_in(
+    name: str, to: Destination, keys: Sequence[Any], tunnel: asyncssh.SSHClientConnection | None
+) -> asyncssh.SSHClientConnection:
     pinned = [asyncssh.import_public_key(key) for key in to.host_key]
-    keys = [str(to.identity_file.expanduser())] if to.identity_file is not None else None
     try:
         return await asyncssh.connect(
             to.address,
@@ -143,7 +251,7 @@ async def _hop(name: str, to: Destination, tunnel: asyncssh.SSHClientConnection 
             known_hosts=(pinned, [], []),  # no certificate authority, and no name that could match another key
             server_host_key_algs=_algorithms(to.host_key),
             client_keys=keys,
-            agent_path=str(to.agent.expanduser()) if to.agent is not None else None,
+            agent_path=None,
             connect_timeout=CONNECT_TIMEOUT_S,
             login_timeout=LOGIN_TIMEOUT_S,
             keepalive_interval=KEEPALIVE_S,

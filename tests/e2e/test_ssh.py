@@ -1,18 +1,17 @@
 """Slots on hosts over a real OpenSSH server: verdicts as on this machine, and whatever happens to the connection, one server."""
 
 import asyncio
-import json
 import os
 import random
-import signal
-import sys
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from e2e.house import SLOT, House, free_port
+from e2e.far import FarHouse, clear, command_line
+from e2e.house import House
 from fakes.link import Link
 from fakes.sshd import Sshd
 
@@ -22,64 +21,6 @@ from autotuner.edge.host import LaunchSpec
 from autotuner.edge.host_ssh import SshHost
 
 pytestmark = [pytest.mark.ssh, pytest.mark.e2e, pytest.mark.timeout(900)]
-
-
-def lines(table: dict[str, str]) -> str:
-    return "\n".join(f"{key} = {value}" for key, value in table.items())
-
-
-def clear(remote: Path) -> None:
-    """Kill what a test left on a "host"."""
-    known = {path.name for path in (remote / "launches").glob("*")}
-    for pid in procfs.pids():
-        if procfs.launch_id_of(pid) in known:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-
-
-class FarHouse(House):
-    """A house whose slot is on a host over SSH: the daemon here, the servers there, which is loopback too."""
-
-    def __init__(self, folder: Path, sshd: Sshd, port: int | None = None) -> None:
-        super().__init__(folder)
-        self.sshd = sshd
-        self.remote = folder / "remote"
-        self.slot["host"] = '"far"'
-        self.host = {
-            "address": '"127.0.0.1"',
-            "port": str(port or sshd.port),
-            "user": json.dumps(sshd.user),
-            "host_key": json.dumps(sshd.host_key),
-            "identity_file": json.dumps(str(sshd.client_key)),
-            "folder": json.dumps(str(self.remote)),
-        }
-
-    def write_settings(self, *, bench_on_host: bool = True) -> None:
-        super().write_settings()
-        self.host["bench_python"] = json.dumps(sys.executable if bench_on_host else "")
-        self.host = {key: value for key, value in self.host.items() if value != '""'}
-        text = f"\n[hosts.far]\n{lines(self.host)}\n"
-        with self.settings_file.open("a") as f:
-            f.write(text)
-
-    def known(self) -> set[str]:
-        return {path.name for path in (self.remote / "launches").glob("*")}
-
-    def servers(self) -> list[int]:
-        """The fake servers that live on the host."""
-        found = []
-        for pid in procfs.pids():
-            if procfs.launch_id_of(pid) in self.known() and procfs.start_ticks(pid) is not None:
-                command = _command_line(pid)
-                if b"shim-" not in command and str(self.port).encode() in command:
-                    found.append(pid)
-        return found
-
-    def close(self) -> None:
-        super().close()
-        clear(self.remote)
 
 
 @pytest.fixture
@@ -114,10 +55,10 @@ def test_a_campaign_there_has_the_verdicts_of_one_here(far: FarHouse, tmp_path: 
     (tmp_path / "near").mkdir()
     near = House(tmp_path / "near")
     try:
-        here = campaign(near)
+        with ThreadPoolExecutor(2) as pool:  # at once: neither of them has to be fast
+            here, there = pool.map(campaign, (near, far))
     finally:
         near.close()
-    there = campaign(far)
     assert there == here
     assert far.serving() == "faster"
     assert len(far.servers()) == 1
@@ -133,48 +74,11 @@ def test_a_campaign_there_has_the_verdicts_of_one_here(far: FarHouse, tmp_path: 
     assert "on host far" in far.cli("restore-best", "--wait").stdout
 
 
-def test_two_hosts_are_worked_at_once_and_one_that_is_down_holds_up_nobody(
-    far: FarHouse, sshd: Sshd, tmp_path: Path
-) -> None:
-    other = Sshd(tmp_path / "other").start()
-    try:
-        there = {**far.host, "port": str(other.port), "host_key": json.dumps(other.host_key)}
-        there |= {"identity_file": json.dumps(str(other.client_key)), "folder": json.dumps(str(tmp_path / "remote2"))}
-        slot = {
-            "host": '"other"',
-            "port": str(free_port()),
-            "start_timeout_s": "30",
-            "stop_grace_s": "2",
-            "drain_s": "1",
-        }
-        far.extra = f"[hosts.other]\n{lines(there)}\n[slots.u]\n{lines(slot)}"
-        far.write_settings()
-        other.stop()
-        files = [far.candidate("base", tok_s=10), far.candidate("faster", tok_s=40)]
-        far.start()
-        for name in (SLOT, "u"):
-            far.cli("enqueue", "--no-preflight", "--slot", name, *files)
-        far.wait_settled(120)
-        assert far.serving() == "faster"
-        mine = {t.slot: str(t.state) for t in far.read(lambda s: s.trials("u"))}
-        assert mine == {"u": "queued"}
-        shown = far.cli("status", "--slot", "u").stdout
-        assert "on host other" in shown
-        assert "host other cannot be reached" in shown, shown
-        other.start()
-        far.wait(lambda: not far.read(lambda s: s.queue("u") or s.trial_in_hand("u")), 150, "the other host's queue")
-        verdicts = {t.name: str(t.verdict) for t in far.read(lambda s: s.trials("u"))}
-        assert verdicts == {"base": "pass", "faster": "pass"}
-        assert far.serving() == "faster"
-    finally:
-        other.stop()
-        clear(tmp_path / "remote2")
+CUTS = 18  # three of each kind; 50 of others in test_ssh_link.py
+LIVES = 50
 
 
-CUTS = 50
-
-
-def test_a_campaign_over_a_link_that_is_cut_50_times_ends_as_one_without(tmp_path: Path, sshd: Sshd) -> None:
+def test_a_campaign_over_a_link_that_is_cut_again_and_again_ends_as_one_without(tmp_path: Path, sshd: Sshd) -> None:
     """Reset, hung, refused, its session killed, the whole SSH server gone for a while: in turn, at random moments."""
     seed = int(os.environ.get("AUTOTUNER_SEED", "7"))
     rng = random.Random(seed)
@@ -236,22 +140,15 @@ def test_a_link_cut_after_any_number_of_bytes_leaves_one_server_and_its_whole_lo
             host = SshHost([("far", to)], "me")
             try:
                 await host.free_disk_mib()
-                for step in range(CUTS):
+                for step in range(LIVES):
                     link.reset_after(37 * step)
                     await _one_life(host, uuid.uuid4().hex[:16], tmp_path / "remote")
-                assert host.cuts >= CUTS // 2
+                assert host.cuts >= LIVES // 2
             finally:
                 host.close()
                 clear(tmp_path / "remote")
 
     asyncio.run(work())
-
-
-def _command_line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:  # it ended while we looked
-        return b""
 
 
 async def _one_life(host: SshHost, launch_id: str, remote: Path) -> None:
@@ -264,7 +161,7 @@ async def _one_life(host: SshHost, launch_id: str, remote: Path) -> None:
         read += await host.read_log(launch_id, len(read), 500)
     assert read == b"".join(b"line %d\n" % i for i in range(200))
     assert (await host.inspect(launch_id)).alive
-    shell = [pid for pid in procfs.of_launch(launch_id) if b"line $i" in _command_line(pid)]
+    shell = [pid for pid in procfs.of_launch(launch_id) if b"line $i" in command_line(pid)]
     assert len(shell) == 1
     seen = await host.stop(launch_id, 5.0)
     assert (seen.alive, seen.exit_code) == (False, 3)

@@ -6,11 +6,12 @@ server leaves behind lives until it is killed; GPU memory comes back when the dr
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from autotuner.edge.host import Activity, GpuUse, LaunchSpec, PortHolder, Ran, ServerSeen
+from autotuner.edge.host import Activity, GpuUse, LaunchSpec, PortHolder, Ran, Readings, ServerSeen
 from autotuner.errors import DiskFull, HostError
 from torture.simworld import World
 
@@ -393,6 +394,21 @@ class SimHost:
     async def free_disk_mib(self) -> float:
         await self._call("free_disk_mib")
         return 3.0 if self.disk_full or self.world.faults.strike("host disk low") else 5000.0
+
+    async def readings(self, gpus: tuple[int, ...]) -> Readings:
+        return Readings()
+
+    async def cut_logs(self, launch_ids: Sequence[str], most_bytes: int) -> dict[str, str]:
+        return {}
+
+    async def old_launches(self, protected: AbstractSet[str]) -> list[str]:
+        return []
+
+    async def remove_launches(self, launch_ids: Sequence[str]) -> int:
+        return 0
+
+    async def forget_programs(self) -> int:
+        return 0
 
     async def run(self, argv: tuple[str, ...], timeout_s: float) -> Ran:
         await self._call("run")

@@ -41,4 +41,6 @@ def calls_that_trust_any_host(text: str) -> list[str]:
 
 def _connects(node: ast.Call) -> bool:
     name = ast.unparse(node.func).removeprefix("asyncssh.")
+    if name == "connect_agent":  # a socket of this machine, with no host behind it
+        return False
     return name.startswith(("connect", "create_connection")) or name == "SSHClientConnectionOptions"

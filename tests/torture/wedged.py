@@ -38,7 +38,7 @@ case $1 in
 *index*) [ -e "${0%/*}/late" ] && echo "0, GPU-a, 60400, 80000" || echo "0, GPU-a, 400, 80000" ;;
 esac
 """
-NOW_AND_THEN = {"_tidy", "_prune"}  # done once a minute: given up and said, the cycles after it are whole ones
+NOW_AND_THEN = {"_tidy"}  # done once a minute: given up and said, the cycles after it are whole ones
 bug = ""  # planted in the daemons
 
 

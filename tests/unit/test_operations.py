@@ -8,12 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from fakes.fake_openai import Behaviour, FakeOpenAI
+from patience import PATIENCE_S
 
 from autotuner import act, outcome
 from autotuner.bench.benchmark import Benchmark
@@ -328,26 +328,68 @@ def test_a_log_that_cannot_be_cut_is_told_once_and_keeps_nothing_else_from_being
             (folder / f"l{number}" / "exit.json").write_text('{"code": 0}')
         asyncio.run(daemon._tidy())
         assert {path.name for path in folder.iterdir()} == {"l0", "l2", "l3"}
-        assert daemon._uncut == {"l0"}
+        assert daemon._tidying.uncut == {"l0"}
     finally:
         daemon.close()
 
 
-def test_the_log_of_a_launch_on_another_host_is_not_looked_for_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Path] = []
-    monkeypatch.setattr(housekeeping, "cut_log", lambda path, most: bool(asked.append(path)))
+class FarTidied:
+    """Another host as housekeeping sees it; `hangs` until told otherwise."""
+
+    here = False
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+        self.hangs = asyncio.Event()
+
+    async def cut_logs(self, launch_ids: list[str], most_bytes: int) -> dict[str, str]:
+        await self.hangs.wait()
+        self.asked.append(("cut", list(launch_ids), most_bytes >> 20))
+        return {"l3": ""}
+
+    async def old_launches(self, protected: set[str]) -> list[str]:
+        return [name for name in ("l0", "l1", "l2", "l3", "nobody-knows") if name not in protected]
+
+    async def remove_launches(self, launch_ids: list[str]) -> int:
+        self.asked.append(("remove", launch_ids))
+        return len(launch_ids)
+
+    async def forget_programs(self) -> int:
+        self.asked.append("forget")
+        return 0
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_another_host_is_tidied_up_as_this_machine_is_and_one_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
     daemon = Daemon(house(tmp_path))
+    (worker,) = daemon._workers
+    own = worker.ctx.host
+    far = FarTidied()
+    key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDIKiIpGpLLeFwHnRTAGRIw+cCSrqcCAVUUiFnEuOeHm"
+    there = Destination.model_validate({"address": "10.0.0.7", "user": "ops", "host_key": key, "identity_file": "/k"})
+    slot = worker.ctx.slot.model_copy(update={"host": "far"})
+    daemon._settings = daemon._settings.model_copy(update={"hosts": {"far": there}, "slots": {"a": slot}})
+    daemon._hosts._made |= {"far": far, "local": own}  # type: ignore[dict-item]
+    worker.ctx.host, worker.ctx.living = far, frozenset({"l3"})  # type: ignore[assignment]
+    (worker.ctx.settings.launches / "of-before").mkdir(parents=True)
+
+    async def work() -> None:
+        await asyncio.wait_for(daemon._tidy(), PATIENCE_S)
+        daemon._tidy_at_s = 0.0
+        await asyncio.wait_for(daemon._tidy(), PATIENCE_S)  # begun once, however long it takes
+        assert far.asked == []
+        far.hangs.set()
+        while "forget" not in far.asked:
+            await asyncio.sleep(0.01)
+
     try:
-        (worker,) = daemon._workers
-        worker.ctx.living = frozenset({"l0"})
-        worker.ctx.host = SimpleNamespace(here=False)
-        daemon._cut_logs()
-        assert asked == []
-        worker.ctx.host = SimpleNamespace(here=True)
-        daemon._cut_logs()
-        assert [path.parent.name for path in asked] == ["l0"]
+        for number in range(4):
+            launched(worker.ctx, f"l{number}", state=LaunchState.SERVING if number == 3 else LaunchState.ENDED)
+        asyncio.run(asyncio.wait_for(work(), PATIENCE_S))
+        most = daemon._settings.log_mib_max
+        assert far.asked == [("cut", ["l3"], most), ("remove", ["l0", "l1"]), "forget"]
     finally:
         daemon.close()
 

@@ -17,7 +17,7 @@ from autotuner.core.state import LaunchState, Purpose, TrialState, Verdict
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.rows import LaunchRow
 from autotuner.edge.store import Store
-from autotuner.errors import HostError
+from autotuner.errors import HostDiskFull, HostError
 from autotuner.settings import Settings
 from autotuner.slotworker import SlotWorker
 
@@ -153,3 +153,82 @@ def test_a_start_of_the_daemon_cuts_short_the_trial_in_hand_and_none_after_it(ct
     ctx.store.move_trial(first, TrialState.DONE)  # by what its server had ended by, before it could be put back
     second = in_hand(ctx)
     assert worker._interrupt(slot, ctx.store.trial(second)) == ""
+
+
+# --- a slot on another host
+
+
+def far(ctx: SlotContext, host: Host) -> SlotWorker:
+    host.here = False  # type: ignore[misc]
+    ctx.host = host  # type: ignore[assignment]
+    return SlotWorker(ctx)
+
+
+def test_the_daemons_own_disk_counts_for_a_slot_on_another_host_too(
+    ctx: SlotContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotuner.slotworker.free_mib", lambda path: 7.0)
+    worker = far(ctx, Host())
+    asyncio.run(worker._look_at_disks())
+    assert "only 7 MiB of disk are free on the daemon's own machine" in worker._disk_low("x", 1.0)
+    monkeypatch.setattr("autotuner.slotworker.free_mib", lambda path: 5000.0)
+    asyncio.run(worker._look_at_disks())
+    assert worker._disk_low("x", 1.0) == ""
+
+
+def test_a_disk_that_is_nearly_full_is_named_by_its_host(ctx: SlotContext) -> None:
+    host = Host()
+    host.free_mib = 9.0
+    worker = far(ctx, host)
+    asyncio.run(worker._look_at_disks())
+    assert "only 9 MiB of disk are free on host local" in worker._disk_low("x", 1.0)
+
+
+def test_a_host_without_room_fails_no_trial_and_is_told_once_however_often_it_is_tried(ctx: SlotContext) -> None:
+    trial = in_hand(ctx)
+    worker = far(ctx, Host())
+
+    async def full() -> None:
+        raise HostDiskFull("the disk of host far is full: free space on it")
+
+    async def works() -> None:
+        return
+
+    async def collect(work: Any) -> None:
+        worker._begin(work, "launching", trial)
+        assert worker.task is not None
+        await asyncio.wait([worker.task])
+        await worker._collect()
+        await worker._carry_out(
+            decide.Decision(decide.Wait(), "next try in a moment"), worker._record(), decide.Observed()
+        )
+
+    async def work() -> None:
+        for _ in range(3):
+            await collect(full())
+        assert ctx.store.trial(trial).ended is None
+        await collect(works())
+
+    asyncio.run(work())
+    entries = ctx.store.entries_after(0)
+    assert [entry.title for entry in entries] == ["blocked", "unblocked"]
+    assert "The disk of host far is full: free space on it." in entries[0].text
+    assert "autotuner does not touch" not in entries[0].text
+
+
+def test_a_restore_that_its_host_refuses_is_told_once_and_not_taken_back_at_once(ctx: SlotContext) -> None:
+    worker = far(ctx, Host())
+
+    async def refused() -> None:
+        raise HostError("it cannot be started there")
+
+    async def work() -> None:
+        for _ in range(2):
+            worker._begin(refused(), "restoring", None)
+            assert worker.task is not None
+            await asyncio.wait([worker.task])
+            await worker._collect()
+            await worker._carry_out(decide.Decision(decide.Wait(), "later"), worker._record(), decide.Observed())
+
+    asyncio.run(work())
+    assert [entry.title for entry in ctx.store.entries_after(0)] == ["blocked"]

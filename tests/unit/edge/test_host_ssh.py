@@ -17,12 +17,14 @@ from fakes.fake_openai import FakeOpenAI
 from fakes.ssh_server import SshServer
 
 from autotuner.bench.benchmark import Benchmark
+from autotuner.bench.machine import machine_figures
 from autotuner.bench.samples import LevelSamples
 from autotuner.edge import agent, host_ssh, procfs
-from autotuner.edge.host import LaunchSpec
+from autotuner.edge.host import LaunchSpec, Readings
 from autotuner.edge.host_ssh import SshHost
 from autotuner.edge.load_far import FarLoad
-from autotuner.errors import HostError, HostUnreachable
+from autotuner.edge.machine_far import FarWatch
+from autotuner.errors import HostDiskFull, HostError, HostUnreachable
 
 STAYS = "trap 'exit 3' TERM; while :; do sleep 0.05; done"
 
@@ -322,6 +324,122 @@ def test_a_host_behind_another_is_reached_through_it(server: SshServer, tmp_path
             assert not jump.commands
 
     asyncio.run(work())
+
+
+# --- what is looked at and tidied up there
+
+
+def test_old_launches_long_logs_and_programs_of_before_are_tidied_up_there(server: SshServer) -> None:
+    async def work() -> None:
+        async with server:
+            with host_of(server) as host:
+                lives, dead = spec(STAYS), spec("echo over")
+                await host.start(lives)
+                await host.start(dead)
+                while (await host.inspect(dead.launch_id)).alive:
+                    await asyncio.sleep(0.02)
+                launches = server.remote / "launches"
+                assert set(await host.old_launches({"x"})) == {lives.launch_id, dead.launch_id}
+                assert await host.old_launches({lives.launch_id}) == [dead.launch_id]
+                assert await host.remove_launches([lives.launch_id, dead.launch_id]) == 1
+                assert not (launches / dead.launch_id).exists()
+                assert (await host.inspect(lives.launch_id)).alive
+                log = launches / lives.launch_id / "server.log"
+                log.write_bytes(b"x" * (2 << 20))
+                cut = await host.cut_logs([lives.launch_id, "gone"], 1 << 20)
+                assert list(cut) == [lives.launch_id]  # where the file system cannot do it, with why not
+                assert (log.stat().st_blocks * 512 <= 1 << 20) == (cut[lives.launch_id] == "")
+                old = [server.remote / name for name in ("agent-0.pyz", "agent-0.pyz.0123", "bench-0.pyz", "shim-0.py")]
+                for path in (*old, server.remote / "agent-today.pyz", server.remote / "notes.txt"):
+                    path.touch()
+                for path in (
+                    *old,
+                    server.remote / "notes.txt",
+                    *server.remote.glob("agent-*"),
+                    *server.remote.glob("shim-*"),
+                ):
+                    if path.name != "agent-today.pyz":
+                        os.utime(path, (1e9, 1e9))
+                assert await host.forget_programs() == len(old)
+                assert not any(path.exists() for path in old)
+                assert (server.remote / "notes.txt").exists()
+                assert len(list(server.remote.glob("agent-*.pyz"))) == 2  # the one in use, and that of today
+                server.cut()
+                assert (await host.inspect(lives.launch_id)).alive  # all that is in use is still there
+                await host.stop(lives.launch_id, 5.0)
+
+    asyncio.run(work())
+
+
+def test_an_agent_that_only_looks_removes_nothing(server: SshServer) -> None:
+    async def work() -> None:
+        async with server:
+            with host_of(server, "") as host:
+                for ask in (host.remove_launches(["a"]), host.cut_logs(["a"], 1), host.forget_programs()):
+                    with pytest.raises(HostError, match="only looks"):
+                        await ask
+
+    asyncio.run(work())
+
+
+def test_what_a_host_does_beside_a_level_is_read_there_and_gpus_that_are_not_there_are_said_to_be_absent(
+    server: SshServer,
+) -> None:
+    async def work() -> None:
+        async with server:
+            with host_of(server) as host:
+                async with FarWatch(host, (0,)) as watch:
+                    watch._every_s = 0.05
+                    watch.begin()
+                    await until(lambda: len(watch.samples) >= 3, "three samples")
+                assert watch.samples[0].cpu_ratio is None
+                assert 0.0 <= (watch.samples[2].cpu_ratio or 0.0) <= 1.0
+                assert (watch.samples[2].memory_mib or 0.0) > 1.0
+                if not Path("/dev/nvidiactl").exists():
+                    assert "no NVIDIA driver" in watch.why_no_gpus
+                    said = str(machine_figures(watch.samples, 1.0, watch.why_no_gpus))
+                    assert said.startswith("no figures of GPUs (there is no NVIDIA driver")
+                async with FarWatch(host, ()) as watch:
+                    await until(lambda: watch.samples, "a sample")
+                assert watch.why_no_gpus == ""
+
+    asyncio.run(work())
+
+
+def test_a_host_that_cannot_be_read_ends_the_reading_and_not_the_level() -> None:
+    class Cannot:
+        async def readings(self, gpus: tuple[int, ...]) -> Readings:
+            raise HostError("the driver does not answer")
+
+    async def work() -> None:
+        async with FarWatch(Cannot(), (0,)) as watch:  # type: ignore[arg-type]
+            await until(lambda: watch.why_no_gpus, "the reason")
+        assert (watch.samples, watch.why_no_gpus) == ((), "the driver does not answer")
+        assert str(machine_figures((), 1.0, watch.why_no_gpus)) == "no figures of GPUs (the driver does not answer)"
+
+    asyncio.run(work())
+
+
+def test_a_full_disk_there_is_the_hosts_and_named(server: SshServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with server:
+            with host_of(server) as host:
+                link = await host._linked()
+                monkeypatch.setattr(link, "_waiting", Answers({"error": "no room", "kind": "DiskFull"}))
+                with pytest.raises(HostDiskFull, match=r"the disk of host far is full.*free space on it"):
+                    await host.start(spec(STAYS))
+
+    asyncio.run(work())
+
+
+class Answers(dict[int, Any]):
+    """Whoever waits for an answer has this one."""
+
+    def __init__(self, reply: dict[str, Any]) -> None:
+        self._reply = reply
+
+    def __setitem__(self, number: int, waiting: asyncio.Future[dict[str, Any]]) -> None:
+        waiting.set_result(self._reply)
 
 
 # --- the load client there
