@@ -20,6 +20,7 @@ from autotuner.edge import clock, housekeeping, statusfile
 from autotuner.edge.ballast import Ballast
 from autotuner.edge.files import FolderLock
 from autotuner.edge.hanging import HangWatch
+from autotuner.edge.host import OneHost
 from autotuner.edge.host_local import LocalHost
 from autotuner.edge.host_nodes import members_of
 from autotuner.edge.notify import Notifier
