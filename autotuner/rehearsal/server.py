@@ -63,7 +63,8 @@ class Server:
         self.asked = asked
         self.personality = personality
         self.pace = pace
-        self.batch = Batch(asked.costs, asked.cap, asked.acceptance)
+        cold = pace.after if personality.two_speeds else 0
+        self.batch = Batch(asked.costs, asked.cap, asked.acceptance, cold_answers=cold)
         self.ledger = Ledger()
         self.ready = False
         self._began_s = clock.monotonic_s()
