@@ -59,9 +59,8 @@ class LogReader:
     async def facts(self) -> tuple[LogFact, ...]:
         """Return the facts of the lines that are new since the last call; of a call that failed, the next one returns them."""
         while any(pieces := [await self.host.read_log(part.id, part.offset) for part in self._parts]):
-            for part, piece in zip(
-                self._parts, pieces, strict=True
-            ):  # once all were read: one that is away loses no other's
+            # Once all were read: a host that is away loses no other's.
+            for part, piece in zip(self._parts, pieces, strict=True):
                 part.offset += len(piece)
             for rank, piece in self._in_order(pieces):
                 before = self._parts[rank].reader.lines
