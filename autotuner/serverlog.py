@@ -41,6 +41,7 @@ class LogReader:
     _parts: list[_Part] = field(init=False)
     _order: LineOrder = field(init=False, default_factory=LineOrder)
     _merged: deque[tuple[int, str]] = field(init=False)
+    _found: list[LogFact] = field(init=False, default_factory=list)  # read, and not yet returned
 
     def __post_init__(self) -> None:
         ids = [rank_id(self.launch_id, rank) for rank in range(self.ranks)]
@@ -58,13 +59,16 @@ class LogReader:
         return merge(self.said.values())
 
     async def facts(self) -> tuple[LogFact, ...]:
-        """Return the facts of the lines that are new since the last call."""
-        found: list[LogFact] = []
-        while any(pieces := [await self._new(part) for part in self._parts]):
+        """Return the facts of the lines that are new since the last call; of a call that failed, the next one returns them."""
+        while any(pieces := [await self.host.read_log(part.id, part.offset) for part in self._parts]):
+            # Once all were read: a host that is away loses no other's.
+            for part, piece in zip(self._parts, pieces, strict=True):
+                part.offset += len(piece)
             for rank, piece in self._in_order(pieces):
                 before = self._parts[rank].reader.lines
-                found += self._parts[rank].reader.feed(piece)
+                self._found += self._parts[rank].reader.feed(piece)
                 self._merge(rank, before)
+        found, self._found = self._found, []
         self._keep(found)
         return tuple(found)
 
@@ -100,11 +104,6 @@ class LogReader:
         if self.ranks == 1:
             return self._parts[0].reader.since(line)
         return tuple(text for number, text in self._merged if number > line)
-
-    async def _new(self, part: _Part) -> bytes:
-        data = await self.host.read_log(part.id, part.offset)
-        part.offset += len(data)
-        return data
 
     def _in_order(self, pieces: list[bytes]) -> list[tuple[int, bytes]]:
         cleaned = [piece.replace(b"\0", b"") for piece in pieces]  # zeros are the middle of a log that was cut

@@ -218,7 +218,7 @@ def _row(settings: Settings, name: str, host: Destination) -> dict[str, Any]:
         "jump": host.jump,
         "keys": list(host.fingerprints),
         "folder": host.folder,
-        "slots": [slot for slot, own in settings.slots.items() if own.host == name],
+        "slots": [slot for slot, own in settings.slots.items() if name in {node.host for node in own.members}],
     }
 
 

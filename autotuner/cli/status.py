@@ -192,8 +192,8 @@ def _print_slot(state: State, name: str, row: dict[str, Any], *, show_all: bool)
     else:
         click.echo("  serving:    nothing")
     if row["nodes"]:
-        words = {True: "lives", False: "has ended", None: "not running"}
-        ranks = (f"rank {n['rank']} on {n['host']} ({words[n['alive']]})" for n in row["nodes"])
+        words = {True: " (lives)", False: " (has ended)", None: ""}
+        ranks = (f"rank {n['rank']} on {n['host']}{words[n['alive']]}" for n in row["nodes"])
         click.echo(f"  nodes:      {', '.join(ranks)}")
     click.echo(f"  now:        {describe_slot(state.status(), name, clock.monotonic_s())}")
     click.echo(f"  objective:  {row['objective']}")

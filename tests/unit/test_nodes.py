@@ -1,17 +1,21 @@
 """Slots over several nodes: a file says which, where the ranks meet, and takes no port or GPU twice; a launch has each rank's part."""
 
 import asyncio
+import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from autotuner.cli import main
 from autotuner.context import SlotContext
 from autotuner.core.candidate import Candidate, Launch
 from autotuner.edge.host import RankSeen, ServerSeen
 from autotuner.engines import engine_for
 from autotuner.engines.base import Place, Rank, Window
-from autotuner.errors import HostError, InvalidInput
+from autotuner.errors import HostError, HostUnreachable, InvalidInput
 from autotuner.launching import spec_of
 from autotuner.nodes import Node
 from autotuner.serverlog import LogReader
@@ -142,6 +146,28 @@ def test_every_line_of_every_rank_is_read_once() -> None:
     assert len(log.since(30)) == 10
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_host_that_is_away_for_a_while_loses_no_line_of_any_rank(ranks: int) -> None:
+    class Away(Logs):
+        asked = 0
+
+        async def read_log(self, launch_id: str, offset: int, limit: int = 1 << 20) -> bytes:
+            self.asked += 1
+            if self.asked % 3 == 0:
+                raise HostUnreachable("host gpu2 cannot be reached")
+            return await super().read_log(launch_id, offset, limit)
+
+    texts = ["".join(decode(second, rank, second) for second in range(9)) for rank in range(ranks)]
+    log = LogReader(Away(*texts), "abc", engine_for("sglang"), ranks=ranks)  # type: ignore[arg-type]
+    windows: list[Window] = []
+    for _ in range(300):
+        with contextlib.suppress(HostUnreachable):
+            windows += [fact for fact in asyncio.run(log.facts()) if isinstance(fact, Window)]
+    for rank in range(ranks):
+        assert [w.running for w in windows if w.rank == f"DP{rank} TP{rank}"] == list(map(float, range(9)))
+    assert len(log.since(0)) == log.lines == 9 * ranks
+
+
 @pytest.mark.parametrize("first", [0, 1, None])
 def test_a_server_ended_by_what_one_rank_says(first: int | None) -> None:
     quiet = "[2026-11-29 12:00:01 TP0] Load weight begin. avail mem=139.13 GB\n"
@@ -155,3 +181,19 @@ def test_a_server_ended_by_what_one_rank_says(first: int | None) -> None:
     assert found.cause == "oom-in-load"
     asked: Any = asyncio.run(reader(quiet, broken).why_ended(seen, asked=True, became_ready=False))
     assert asked.cause == "own-stop"
+
+
+def test_commands_show_each_ranks_host(tmp_path: Path) -> None:
+    load(tmp_path, TOP + BIG + NODES)
+
+    def said(*words: str) -> str:
+        ran = CliRunner().invoke(main, ["-s", str(tmp_path / "autotuner.toml"), *words])
+        assert ran.exit_code in {0, 1}, ran.output
+        return ran.output
+
+    assert "nodes:      rank 0 on gpu1, rank 1 on gpu2" in said("status")
+    (first, second) = json.loads(said("status", "--json"))["slots"]["big"]["nodes"]
+    assert first == {"rank": 0, "host": "gpu1", "gpus": [0, 1], "alive": None}
+    assert second["host"] == "gpu2"
+    assert [row["slots"] for row in json.loads(said("hosts", "list", "--json"))] == [["big"], ["big"]]
+    assert "slot big, rank 1, is on host gpu2" in said("doctor", "--all")
