@@ -10,8 +10,6 @@ from typing import Literal
 
 from autotuner.rehearsal.speeds import Costs
 
-COLD = 3.0  # as an H200 was seen to be slower at first, with 128 requests
-
 
 @dataclass(eq=False)
 class Work:
@@ -83,11 +81,9 @@ class Batch:
     acceptance: Acceptance | None = None
     seed: int = 1
     now_s: float = 0.0
-    cold_answers: int = 0  # until so many were given each step takes COLD times as long
     waiting: deque[Work] = field(default_factory=deque)
     running: list[Work] = field(default_factory=list)
     _front_s: float = 0.0
-    _answers: int = 0
     _busy: tuple[list[Work], float] | None = None  # what is being prefilled (none: a decode step), and until when
 
     def __post_init__(self) -> None:
@@ -145,8 +141,7 @@ class Batch:
             tokens = sum(work.prompt_tokens for work in new)
             self._busy = (new, self.now_s + self.costs.prefill_s(tokens))
         elif self.running:
-            cold = COLD if self._answers < self.cold_answers else 1.0
-            self._busy = ([], self.now_s + cold * self.costs.step_s(len(self.running)))
+            self._busy = ([], self.now_s + self.costs.step_s(len(self.running)))
         return self._busy is not None
 
     def _finish(self) -> Step:
@@ -188,7 +183,6 @@ class Batch:
         ended = tuple(work for work in self.running if work.done)
         if ended:
             self.running = [work for work in self.running if not work.done]
-            self._answers += len(ended)
             for work in ended:
                 work.ended_s = self.now_s
         return ended

@@ -33,7 +33,6 @@ class Personality:
     broken: bool = False
     corrupt: bool = False
     noisy_stop: bool = False
-    two_speeds: bool = False  # slow until it has given some answers
     ignores_term: bool = False
 
 
@@ -58,7 +57,6 @@ _ALL = (
     Personality("drafter-broken", "accepts no drafted token", broken=True),
     Personality("corrupt", "answers every prompt with the same nonsense, as fast as ever", corrupt=True),
     Personality("exit-0-after-engine-death", "exits with 0 after its engine died", engine_dies=True),
-    Personality("two-speeds", "is three times as slow until it has given some answers", two_speeds=True),
     Personality("sigterm-noise", "prints frightening lines when it is stopped", noisy_stop=True),
     Personality("ignores-sigterm", "ignores SIGTERM", ignores_term=True),
 )

@@ -63,8 +63,7 @@ class Server:
         self.asked = asked
         self.personality = personality
         self.pace = pace
-        cold = pace.after if personality.two_speeds else 0
-        self.batch = Batch(asked.costs, asked.cap, asked.acceptance, cold_answers=cold)
+        self.batch = Batch(asked.costs, asked.cap, asked.acceptance)
         self.ledger = Ledger()
         self.ready = False
         self._began_s = clock.monotonic_s()
