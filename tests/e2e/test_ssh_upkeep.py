@@ -1,5 +1,6 @@
 """What fills up on another host is that host's own trouble, and is kept within bounds there."""
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ def test_a_full_disk_of_a_host_makes_its_slot_wait_and_nothing_else(far: FarHous
     def done(slot: str) -> bool:
         return not far.read(lambda s: s.queue(slot) or s.trial_in_hand(slot))
 
-    with FullDisk(far.remote, 8192) as disk:
+    with FullDisk(far.remote, 8192) as disk, contextlib.closing(far):  # its launches are found while the disk is there
         disk.fill()
         far.start()
         far.cli("enqueue", "--no-preflight", "--slot", "t", base, faster)
