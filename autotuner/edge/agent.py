@@ -191,9 +191,6 @@ async def _work(host: AgentHost, what: str, given: dict[str, Any]) -> Any:
             return await host.inspect(given["launch_id"])
         case "stop":
             return await host.stop(given["launch_id"], given["grace_s"])
-        case "read_log":
-            data = await host.read_log(given["launch_id"], given["offset"], given["limit"])
-            return base64.b64encode(data).decode()
         case "activity":
             return await host.activity(given["launch_id"])
         case _:
@@ -214,6 +211,9 @@ async def _look(host: AgentHost, what: str, given: dict[str, Any]) -> Any:
             return await host.run(tuple(given["argv"]), given["timeout_s"])
         case "launch_of":
             return await host.launch_of(given["pid"])
+        case "read_log":
+            data = await host.read_log(given["launch_id"], given["offset"], given["limit"])
+            return base64.b64encode(data).decode()
     time_s = clock.monotonic_s() + clock.realtime_ahead_s()
     return {"python": platform.python_version(), "time_s": time_s, "cores": len(os.sched_getaffinity(0))}
 

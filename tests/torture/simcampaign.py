@@ -351,7 +351,7 @@ class Campaign:
     def wrong(self, slot: str) -> str:
         """What is not yet as it must be in a slot; empty if nothing."""
         store, row = self.store, self.store.slot(slot)
-        if store.last_published() == store.last_entry() and self._waits_for_memory(slot, row):
+        if store.outbox(slot).last_published() == store.outbox(slot).last_entry() and self._waits_for_memory(slot, row):
             return ""
         ladder = [rung for rung, _, _ in store.ladder(slot)]
         if ladder and row.degraded and not any(self.natures[rung].mended for rung in ladder):

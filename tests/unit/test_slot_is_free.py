@@ -229,7 +229,7 @@ def test_where_gpus_could_never_be_read_nobody_waits_and_one_entry_says_so(house
         asyncio.run(act.launch(house.ctx, LaunchAction(MADE.id, "new", Purpose.RESTORE)))
         assert len(house.host.started) == count
         house.store.db.run("UPDATE launches SET state = 'ended'")
-    assert len(house.store.entries_after(0)) == 1
+    assert len(house.store.outbox(house.ctx.name).entries_after(0)) == 1
 
 
 def test_a_server_of_an_earlier_boot_has_left_nothing(house: House) -> None:

@@ -136,7 +136,7 @@ def test_a_server_that_somebody_else_ended_is_not_held_against_its_candidate_but
         intend(ctx, trial, f"l{number}")
         asyncio.run(act.record_end(ctx, decide.RecordEnd(f"l{number}")))
         assert ctx.store.trial_in_hand("kimi") is None, "it is first in the queue again"
-        assert "somebody other than autotuner ended the server" in ctx.store.entries_after(0)[-1].text
+        assert "somebody other than autotuner ended the server" in ctx.store.outbox("kimi").entries_after(0)[-1].text
         outcome.begin_trial(ctx, trial)
     intend(ctx, trial, "last")
     asyncio.run(act.record_end(ctx, decide.RecordEnd("last")))
@@ -210,7 +210,7 @@ def test_a_host_without_room_fails_no_trial_and_is_told_once_however_often_it_is
         await collect(works())
 
     asyncio.run(work())
-    entries = ctx.store.entries_after(0)
+    entries = ctx.store.outbox("kimi").entries_after(0)
     assert [entry.title for entry in entries] == ["blocked", "unblocked"]
     assert "The disk of host far is full: free space on it." in entries[0].text
     assert "autotuner does not touch" not in entries[0].text
@@ -231,4 +231,4 @@ def test_a_restore_that_its_host_refuses_is_told_once_and_not_taken_back_at_once
             await worker._carry_out(decide.Decision(decide.Wait(), "later"), worker._record(), decide.Observed())
 
     asyncio.run(work())
-    assert [entry.title for entry in ctx.store.entries_after(0)] == ["blocked"]
+    assert [entry.title for entry in ctx.store.outbox("kimi").entries_after(0)] == ["blocked"]

@@ -16,9 +16,9 @@ from unit.core.test_topology import RECORDED
 from autotuner.cli import main
 from autotuner.cli.hosts import _slot_checks
 from autotuner.edge.destination import fingerprint
-from autotuner.edge.host import GpuUse, Ran
+from autotuner.edge.host import GpuUse, Ran, Readings
 from autotuner.errors import HostError
-from autotuner.settings import load_settings
+from autotuner.settings import Slot, load_settings
 
 SETTINGS = """\
 # What we are told; this line stays.
@@ -176,15 +176,21 @@ def test_how_the_gpus_of_a_host_are_joined_is_told_and_a_host_that_cannot_say_is
         async def gpus(self, indices: tuple[int, ...]) -> tuple[GpuUse, ...]:
             return tuple(GpuUse(index, 0.0, 1.0) for index in indices)
 
+        async def reach(self, address: str, port: int) -> tuple[str, int]:
+            return address, port
+
+        async def readings(self, gpus: tuple[int, ...]) -> Readings:
+            return Readings()
+
         async def run(self, argv: tuple[str, ...], timeout_s: float) -> Ran:
             if isinstance(self.said, HostError):
                 raise self.said
             return self.said
 
     def told(said: Ran | HostError) -> str:
-        checks = asyncio.run(_slot_checks(Gpus(said), "kimi", 8000, (0, 1)))
+        checks = asyncio.run(_slot_checks(Gpus(said), "kimi", Slot(port=8000, gpus=(0, 1))))
         assert all(check.ok for check in checks)
-        return checks[-1].said
+        return next(check.said for check in checks if "GPU 0, 1" in check.said)
 
     assert told(Ran(0, RECORDED)) == "GPU 0, 1 seen; GPUs 0, 1 joined by NVLink (NV18)"
     assert told(Ran(9, "")) == told(HostError("no nvidia-smi")) == "GPU 0, 1 seen"
