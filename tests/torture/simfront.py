@@ -197,6 +197,7 @@ class SimLoad:
 class NoMachine:
     """Stands in for the watch over GPUs and CPU, which the simulated host does not have."""
 
+    why_no_gpus = ""
     samples: tuple[Any, ...] = ()
 
     def __init__(self, _gpus: object) -> None: ...
