@@ -132,7 +132,7 @@ class Checker:
                 for process in host.gpu_seen[gpu].processes
             )
         )
-        self.check("P1", f"launch {server.spec.launch_id} starts onto a stranger's GPU", kept=not on_gpu)
+        self.check("P1", f"launch {server.spec.launch_id} starts onto a stranger's GPU", kept=not on_gpu or unread)
 
     def _listed(self, server: Server) -> bool:
         """Whether the driver still lists a process of it: where the daemon never saw it alive, it is named like a stranger."""
