@@ -23,7 +23,9 @@ LOOK = "look for an operator, a scheduler or a service manager that ended it"
 _TOLD = {-15: "SIGTERM", -2: "SIGINT", -1: "SIGHUP", 143: "SIGTERM", 130: "SIGINT", 129: "SIGHUP"}
 _UNNAMED = frozenset({"unknown", TOLD_TO_STOP})  # they only say that it ended: a cause beside them counts more
 # What a rank says when another has gone: true of it, and not the cause.
-ECHOES = frozenset({"unknown", "own-stop", "rendezvous-timeout", "collective-timeout", "rank-skew", "upstream-starved"})
+ECHOES = frozenset(
+    {*_UNNAMED, "own-stop", "rendezvous-timeout", "collective-timeout", "rank-skew", "upstream-starved"}
+)
 
 _READY = re.compile(r"fired up and ready to roll|Application startup complete|listening on http")
 # Between these two the memory that is asked for is the graphs'. vLLM says no word when it begins, but the size of its
@@ -160,7 +162,7 @@ def of_ranks(found: Sequence[tuple[str, Diagnosis]], first: int | None) -> Diagn
     """
     order = sorted(range(len(found)), key=lambda rank: rank != first)
     causes = [rank for rank in order if found[rank][1].cause not in ECHOES]
-    named = [rank for rank in order if found[rank][1].cause != "unknown"]
+    named = [rank for rank in order if found[rank][1].cause not in _UNNAMED]
     rank = causes[0] if causes else first if first is not None else (named or order)[0]
     where, diagnosis = found[rank]
     return replace(diagnosis, sentence=f"rank {rank} on {where}: {diagnosis.sentence}")
