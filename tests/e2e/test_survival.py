@@ -257,13 +257,12 @@ def test_a_full_disk_ends_nothing_and_the_queue_goes_on_once_there_is_room(house
         house.cli("pause")
         house.cli("enqueue", house.candidate("b", tok_s=300))
         filler = mount / "filler"
-        with filler.open("wb") as f:
-            try:
-                while True:
-                    f.write(b"x" * 65536)
-                    f.flush()
-            except OSError:
-                pass
+        with (
+            filler.open("wb", buffering=0) as f,
+            contextlib.suppress(OSError),
+        ):  # what a buffer kept would fail at its close
+            while True:
+                f.write(b"x" * 65536)
         house.cli("resume", check=False)
         time.sleep(6)
         assert house.daemons[-1].poll() is None
