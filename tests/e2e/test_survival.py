@@ -1,5 +1,6 @@
 """What happens to the daemon, its servers, its disk and its port, and that the best-known serves afterwards."""
 
+import contextlib
 import os
 import signal
 import socket
