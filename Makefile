@@ -25,7 +25,7 @@ demo: $(STAMP) ## run a whole campaign on a real small server (about 5 minutes o
 # real engine wants the machine for itself.
 FAST := -m 'not slow and not ssh and not vllm'
 REAL := tests/e2e/test_real_engine.py
-LOT := tests/e2e/test_campaign.py tests/e2e/test_objective.py tests/e2e/test_rungs.py
+LOT := tests/e2e/test_campaign.py tests/e2e/test_objective.py tests/e2e/test_rungs.py tests/e2e/test_rehearse.py
 test: $(STAMP) ## run the tests
 	@$(BIN)/python -m pytest $(FAST) tests/unit > $(VENV)/unit-tests.txt 2>&1 & unit=$$!; \
 	$(BIN)/python -m pytest $(FAST) $(LOT) > $(VENV)/lot-tests.txt 2>&1 & lot=$$!; \
