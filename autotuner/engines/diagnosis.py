@@ -23,9 +23,7 @@ LOOK = "look for an operator, a scheduler or a service manager that ended it"
 _TOLD = {-15: "SIGTERM", -2: "SIGINT", -1: "SIGHUP", 143: "SIGTERM", 130: "SIGINT", 129: "SIGHUP"}
 _UNNAMED = frozenset({"unknown", TOLD_TO_STOP})  # they only say that it ended: a cause beside them counts more
 # What a rank says when another has gone: true of it, and not the cause.
-ECHOES = frozenset(
-    {*_UNNAMED, "own-stop", "rendezvous-timeout", "collective-timeout", "rank-skew", "upstream-starved"}
-)
+ECHOES = frozenset({*_UNNAMED, "own-stop", "rendezvous-timeout", "collective-timeout", "rank-skew", "upstream-starved"})
 
 _READY = re.compile(r"fired up and ready to roll|Application startup complete|listening on http")
 # Between these two the memory that is asked for is the graphs'. vLLM says no word when it begins, but the size of its
