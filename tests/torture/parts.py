@@ -21,7 +21,7 @@ PARTS: tuple[Part, ...] = (
     Part(
         "sim",
         ("P1", "P4", "P5", "P9", "P10", "P11", "P13", "P14", "P18", "P19", "P24"),
-        0.47,
+        0.53,
         "the loop in virtual time",
     ),
     Part(

@@ -17,7 +17,7 @@ import structlog
 from autotuner import act, context, daemon, measure, slotworker
 from autotuner.core import decide
 from autotuner.core.policy import Policy
-from autotuner.edge import ballast, clock, database, files, statusfile, store
+from autotuner.edge import ballast, clock, database, files, hanging, statusfile, store
 from autotuner.errors import DiskFull, StoreError
 from autotuner.settings import Settings
 from torture.simcheck import Checker
@@ -80,6 +80,9 @@ def _clock() -> None:
 def _edges() -> None:
     """What the daemon is given instead of processes, sockets and threads."""
     act.START_POLL_S = START_POLL_S
+    # The timer of real time that would tell of a loop that hangs: a thousand threads a campaign, and no part of what is decided.
+    hanging.faulthandler.dump_traceback_later = lambda *_, **__: None
+    hanging.faulthandler.cancel_dump_traceback_later = lambda: None
     act.uuid.uuid4 = lambda: _Hex(f"{now.world.rng('launches').getrandbits(64):016x}")
     context.Probe = _probe
     measure.load_for = _load
