@@ -21,10 +21,11 @@ class Record:
     def __init__(self, entries: list[tuple[str, Entry]], published: dict[str, int]) -> None:
         self.entries, self.published_to = entries, published
         self.after: Callable[[], None] = lambda: None
+        self.common_only = False  # an earlier version's: whatever it tells is told in the journal of all slots
 
     def add_entry(self, draft: Draft, at: str, *, journal: str | None = None) -> Entry:
         """Commit an entry of its slot's journal, or of another, with the end of the common one if it is the first of its own."""
-        name = draft.slot if journal is None else journal
+        name = COMMON if self.common_only else draft.slot if journal is None else journal
         if name != COMMON and not self.outbox(name).mine:
             self._end_common(at)
         number, prev = self.outbox(name).head
@@ -110,6 +111,7 @@ class Daemon:
 
     def __init__(self, disk: Disk, record: Record, *, common_only: bool = False) -> None:
         self.settings: Any = settings_on(disk)
+        record.common_only = common_only
         self._publishing = publishing.Publishing(self.settings, record)  # type: ignore[arg-type]
         if common_only:  # as earlier versions did
             root = Seals(self.settings.seal_key, self.settings.journal)
