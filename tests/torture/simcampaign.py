@@ -368,10 +368,15 @@ class Campaign:
         return self._not_served(slot, alive[0], ladder) if len(alive) == 1 else f"{len(alive)} servers live"
 
     def _waits_for_memory(self, slot: str, row: SlotRow) -> bool:
-        """Whether nothing runs in a slot for memory that is not free, and a person was told so."""
+        """Whether nothing runs in a slot for memory that is not free, and a person was told so.
+
+        Memory that something was launched upon while nobody could read the GPUs is its next level for all that can be told:
+        then the servers that find no room are what a person is told of.
+        """
         held = [server for server in self.host.by_slot[slot] if self.host.gpu_held(server)]
         named = any(server.gpu_listed and str(server.pid) in row.blocked for server in held)
-        return bool(held) and not self.host.alive_in(slot) and (is_held(row.degraded) or named)
+        unseen = bool(row.degraded) and any(server.given_up for server in held)
+        return bool(held) and not self.host.alive_in(slot) and (is_held(row.degraded) or named or unseen)
 
     def _not_served(self, slot: str, server: Server, ladder: list[str]) -> str:
         """Whether the one server that lives is the best-known that can serve, does, and is known to."""
