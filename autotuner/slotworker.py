@@ -41,7 +41,7 @@ class SlotWorker:
         self._failed = ""
         self._cuts = 0
         self._free_mib, self._disk = float("inf"), ""
-        self._stuck = ""
+        self._stuck, self._frees = "", True
         self._held, self._held_s = Around(), float("-inf")
         self._kept: tuple[tuple[Any, ...], float, Recorded] | None = None
         self._log = log.get().bind(slot=ctx.name)
@@ -130,7 +130,8 @@ class SlotWorker:
         task, doing = self._task, self._doing
         self._task, self._doing = None, None
         error = None if task.cancelled() else task.exception()
-        self._stuck = ""
+        if self._frees:
+            self._stuck = ""
         if error is None:
             self._failed = ""
             return
@@ -332,6 +333,7 @@ class SlotWorker:
                 self._begin(act.verify(ctx, action), why, None)
             case decide.Stop():
                 self._begin(act.stop(ctx, action), why, None)
+                self._frees = False  # that something could be stopped says nothing of what keeps it from being launched
             case decide.RecordEnd():
                 await act.record_end(ctx, action)
             case _:
@@ -371,6 +373,6 @@ class SlotWorker:
         return f"only {self._free_mib:.0f} MiB of disk are free{self._disk}, {least} are asked for: {so} (disk_free_min_mib)"
 
     def _begin(self, work: Coroutine[Any, Any, None], what: str, trial_id: int | None, *, starts: bool = False) -> None:
-        self._doing = Doing(what, trial_id, starts)
+        self._doing, self._frees = Doing(what, trial_id, starts), True
         self._cuts = self.ctx.host.cuts
         self._task = asyncio.create_task(work)
