@@ -72,10 +72,8 @@ async def launch(ctx: SlotContext, action: decide.Launch) -> None:
         ctx.store.add_launch(row)
         try:
             await ctx.host.start(spec)
-        except (
-            DiskFull,
-            HostDiskFull,
-        ):  # nothing runs, and the server is not to blame: this launch must not count against it
+        except (DiskFull, HostDiskFull):
+            # nothing runs, and the server is not to blame: this launch must not count against it
             ctx.store.update_launch(launch_id, end_asked=True)
             raise
         ctx.store.move_launch(launch_id, LaunchState.STARTING)

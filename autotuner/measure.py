@@ -92,13 +92,6 @@ async def run_level(ctx: SlotContext, action: decide.RunLevel) -> None:
     ctx.live = Live(stage="measured", level=action.level, output_tok_s=result.figures.output_tok_s)
 
 
-async def _idle(probe: Probe, level: "_Level", wait_s: float) -> None:
-    if not await becomes_idle(probe, level.engine, wait_s):
-        raise HostError(
-            f"{level.trial.name} has requests running that are not the benchmark's; the level cannot be measured"
-        )
-
-
 async def becomes_idle(probe: Probe, engine: Engine, wait_s: float) -> bool:
     """Wait until nothing runs on a server and have it forget its prefix cache; tell whether that came about in time.
 
