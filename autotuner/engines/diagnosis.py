@@ -161,7 +161,9 @@ def of_ranks(found: Sequence[tuple[str, Diagnosis]], first: int | None) -> Diagn
     order = sorted(range(len(found)), key=lambda rank: rank != first)
     causes = [rank for rank in order if found[rank][1].cause not in ECHOES]
     named = [rank for rank in order if found[rank][1].cause not in _UNNAMED]
-    by_itself = [rank for rank in order if found[rank][1].cause != TOLD_TO_STOP]  # one that was told to stop only followed
+    by_itself = [
+        rank for rank in order if found[rank][1].cause != TOLD_TO_STOP
+    ]  # one that was told to stop only followed
     rank = causes[0] if causes else first if first is not None else (named or by_itself or order)[0]
     where, diagnosis = found[rank]
     return replace(diagnosis, sentence=f"rank {rank} on {where}: {diagnosis.sentence}")
