@@ -18,7 +18,7 @@ from autotuner.core.report import duration, ended_entry
 from autotuner.core.starting import Start, follow, so_far
 from autotuner.core.state import LaunchState, Purpose
 from autotuner.core.watching import server_ended
-from autotuner.edge import clock
+from autotuner.edge import clock, starts
 from autotuner.edge.host import ServerSeen
 from autotuner.edge.probes import Probe
 from autotuner.edge.rows import LaunchRow
@@ -211,13 +211,13 @@ class _Following:
     def __post_init__(self) -> None:
         # A start that the daemon did not see from its beginning has reached its stages at times that nobody knows.
         self.from_the_beginning = self.elapsed_s <= SEEN_LATE_S
-        earlier = self.ctx.store.earlier_starts(self.candidate, self.engine_version)
+        earlier = starts.earlier_starts(self.ctx.store, self.candidate, self.engine_version)
         self.stages_usual_s = learn(History(row.stages, row.ready_s or 0.0) for row in earlier)
         engine = self.ctx.engine(self.candidate)
         self.log: LogReader = self.ctx.log(self.row.id, engine)
         self.watch = Watch(self.ctx.policies)
         self.proposed: list[Fired] = []
-        self.usual_s = self.ctx.store.usual_ready_s(self.candidate)
+        self.usual_s = starts.usual_ready_s(self.ctx.store, self.candidate)
         self.limit_s = self.candidate.launch.start_timeout_s or self.ctx.slot.start_timeout_s
 
     @property

@@ -78,13 +78,13 @@ class Daemon:
         self._warn()
         self._log.info("daemon started", pid=os.getpid(), settings=str(self._path), slots=list(self._settings.slots))
         watch = HangWatch(self._hangs)
+        watch.expect(CYCLE_DEADLINE_S)
         try:
             await self._work(watch)
         finally:
             watch.rest()
 
     async def _work(self, watch: HangWatch) -> None:
-        watch.expect(CYCLE_DEADLINE_S)
         await self._say_where_servers_live()
         started = False
         while not self._ending.is_set():

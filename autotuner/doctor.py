@@ -177,11 +177,12 @@ async def _ntp(host: Host) -> str:
 
 def _clock_jumped_s(store: Store) -> float | None:
     """By how much the wall clock has moved against the monotonic one since the last launch of this boot; None without one."""
-    last = next((row for row in reversed(store.launches()) if row.boot_id == clock.boot_id()), None)
+    newest = "SELECT intended_at, mono_s FROM launches WHERE boot_id = ? ORDER BY rowid DESC LIMIT 1"
+    last = store.db.one(newest, clock.boot_id())
     if last is None:
         return None
-    then = dt.datetime.strptime(last.intended_at, "%Y-%m-%d %H:%M:%SZ").replace(tzinfo=dt.UTC)
-    return (clock.utc_now() - then).total_seconds() - (clock.monotonic_s() - last.mono_s)
+    then = dt.datetime.strptime(last["intended_at"], "%Y-%m-%d %H:%M:%SZ").replace(tzinfo=dt.UTC)
+    return (clock.utc_now() - then).total_seconds() - (clock.monotonic_s() - float(last["mono_s"]))
 
 
 async def _engines(here: set[str], store: Store, host: Host) -> tuple[tuple[str, str, str | None], ...]:

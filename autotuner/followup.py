@@ -25,6 +25,7 @@ from autotuner.edge.files import write_atomically
 from autotuner.edge.helpcache import HelpCache
 from autotuner.edge.proposals import ProposalRow
 from autotuner.edge.rows import LaunchRow, Trial
+from autotuner.edge.starts import usual_ready_s
 from autotuner.engines.nccl import unchecked
 from autotuner.installed import engine_version
 from autotuner.preflight import Preflight, slot_problems
@@ -107,8 +108,8 @@ async def _situation(ctx: SlotContext, trial: Trial, row: ProposalRow) -> Situat
     )
     measured = [
         (ctx.store.candidate(t.candidate_id), ctx.store.results(t.id))
-        for t in ctx.store.trials(ctx.name)
-        if t.benchmark_hash == trial.benchmark_hash and t.id != trial.id and t.ended_at is not None
+        for t in ctx.store.trials_under(ctx.name, trial.benchmark_hash)
+        if t.id != trial.id and t.ended_at is not None
     ]
     return dataclasses.replace(situation, depths=depths_measured(situation, measured))
 
@@ -149,7 +150,7 @@ def _queued_so_far(ctx: SlotContext) -> int:
 
 
 def _gpu_s(ctx: SlotContext, trial: Trial, candidate: Candidate) -> float:
-    planned = known.planned_s(known.benchmark_of(trial), ctx.store.usual_ready_s(candidate))
+    planned = known.planned_s(known.benchmark_of(trial), usual_ready_s(ctx.store, candidate))
     return planned * ctx.slot.gpu_count
 
 

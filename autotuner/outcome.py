@@ -212,8 +212,7 @@ def stopped(ctx: SlotContext, row: LaunchRow) -> None:
 def degrade(ctx: SlotContext, why: str) -> None:
     """Stop trying to restore and ask for a person."""
     names = tuple(name for _, name, _ in ctx.store.ladder(ctx.name))
-    failed = [r for r in ctx.store.launches(ctx.name) if r.state is LaunchState.ENDED and r.diagnosis is not None]
-    last = failed[-1].diagnosis if failed else None
+    last = ctx.store.last_diagnosis(ctx.name)
     held = gpumemory.is_held(why)
     draft = gpumemory.held_entry(ctx.name, why) if held else report.degraded_entry(ctx.name, names, last, why)
     hold = {} if held else {"restore_hold": 0}  # the queue is held, if so asked, once the memory is back

@@ -26,6 +26,7 @@ from autotuner.core.state import TrialState
 from autotuner.edge import clock
 from autotuner.edge.helpcache import HelpCache
 from autotuner.edge.rows import Trial
+from autotuner.edge.starts import usual_ready_s
 from autotuner.engines.flags import Findings
 from autotuner.engines.nccl import unchecked
 from autotuner.errors import AutotunerError, HostUnreachable, InvalidInput, NotFound, Refused
@@ -293,7 +294,7 @@ async def _preflight(state: State, items: list[tuple[_Item, Candidate | None, st
 def _put(state: State, item: _Item, candidate: Candidate, text: str, asked: _Asked) -> None:
     name = state.settings.benchmark_name(item.slot, candidate.benchmark)
     benchmark = state.settings.benchmarks[name]
-    item.takes_s = planned_s(benchmark, state.store.usual_ready_s(candidate))
+    item.takes_s = planned_s(benchmark, usual_ready_s(state.store, candidate))
     # What only confirms a win measures a part of the levels, and is no answer to who asks for a trial.
     earlier = [t for t in state.store.same_trials(item.slot, candidate.id, benchmark.hash) if t.confirms is None]
     waiting = [t for t in earlier if t.state in {TrialState.QUEUED, TrialState.RUNNING}]

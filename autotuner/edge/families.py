@@ -22,9 +22,9 @@ def family(store: Store, trial: Trial, judgement: Judgement) -> str:
     if len(ids) < 2:
         return ""
     latest: dict[str, Variant] = {}
-    for other in store.trials(trial.slot):
-        own = other.candidate_id in ids and other.benchmark_hash == trial.benchmark_hash
-        if not own or other.is_baseline or other.confirms is not None or other.state is TrialState.CANCELLED:
+    for other in store.trials_under(trial.slot, trial.benchmark_hash):
+        aside = other.is_baseline or other.confirms is not None or other.state is TrialState.CANCELLED
+        if aside or other.candidate_id not in ids:
             continue
         done = judgement if other.id == trial.id else other
         state = TrialState.DONE if other.id == trial.id else other.state

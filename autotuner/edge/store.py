@@ -33,9 +33,11 @@ from autotuner.edge.rows import (
     read_result,
     read_row,
 )
+from autotuner.engines.base import Diagnosis
 from autotuner.errors import NotFound, StoreError
 
 MEASURED_MAX = 50  # launches of a best-known that are looked at; one that serves for years has thousands
+_OF_TRIAL = ", ".join(Trial.__annotations__)
 _WAITING = "slot = ? AND state = 'queued'"
 RECENT_LAUNCHES = 5000  # more than can fail within the window of the restart budget
 
@@ -132,6 +134,10 @@ class Store(Outboxes):
     def trials(self, slot: str | None = None) -> list[Trial]:
         """Return every trial, oldest first."""
         return self._trials("(? IS NULL OR slot = ?) ORDER BY id", slot, slot)
+
+    def trials_under(self, slot: str, benchmark_hash: str) -> list[Trial]:
+        """Return every trial under a benchmark, oldest first."""
+        return self._trials("slot = ? AND benchmark_hash = ? ORDER BY id", slot, benchmark_hash)
 
     def begun_trials(self, slot: str, after: int) -> list[Trial]:
         """Return the trials after this one that were begun, oldest first: what a campaign has cost."""
@@ -283,14 +289,14 @@ class Store(Outboxes):
 
     def launch(self, launch_id: str) -> LaunchRow:
         """Return the launch with this id. Raise NotFound."""
-        found = self._launches("id = ?", launch_id)
+        found = self.launches_where("id = ?", launch_id)
         if not found:
             raise NotFound(f"there is no launch {launch_id}")
         return found[0]
 
     def open_launches(self, slot: str) -> list[LaunchRow]:
         """Return the launches that have not ended."""
-        return self._launches("slot = ? AND state != 'ended' ORDER BY intended_at, id", slot)
+        return self.launches_where("slot = ? AND state != 'ended' ORDER BY intended_at, id", slot)
 
     def launches_before(self, launch: LaunchRow) -> int:
         """Count the launches of the same candidate that were for trials before this one."""
@@ -303,17 +309,24 @@ class Store(Outboxes):
 
     def last_ended(self, slot: str, boot_id: str) -> LaunchRow | None:
         """Return the last launch of this boot, if it has ended."""
-        found = self._launches("slot = ? AND boot_id = ? ORDER BY rowid DESC LIMIT 1", slot, boot_id)
+        found = self.launches_where("slot = ? AND boot_id = ? ORDER BY rowid DESC LIMIT 1", slot, boot_id)
         return found[0] if found and found[0].state is LaunchState.ENDED else None
 
     def last_levels(self, slot: str) -> dict[int, float]:
         """Return the GPU memory before the last launch for which it was known, of any boot; empty if there is none."""
-        found = self._launches("slot = ? AND gpu_used_mib != '{}' ORDER BY rowid DESC LIMIT 1", slot)
+        found = self.launches_where("slot = ? AND gpu_used_mib != '{}' ORDER BY rowid DESC LIMIT 1", slot)
         return found[0].gpu_used_mib if found else {}
+
+    def last_diagnosis(self, slot: str) -> Diagnosis | None:
+        """Return why the last launch that ended with a known cause did; None without one."""
+        found = self.launches_where(
+            "slot = ? AND state = 'ended' AND diagnosis IS NOT NULL ORDER BY rowid DESC LIMIT 1", slot
+        )
+        return found[0].diagnosis if found else None
 
     def launches(self, slot: str | None = None, trial_id: int | None = None) -> list[LaunchRow]:
         """Return launches, oldest first."""
-        return self._launches(
+        return self.launches_where(
             "(? IS NULL OR slot = ?) AND (? IS NULL OR trial_id = ?) ORDER BY rowid", slot, slot, trial_id, trial_id
         )
 
@@ -361,19 +374,6 @@ class Store(Outboxes):
         row = self.db.one("SELECT COALESCE(MAX(rowid), 0) FROM launches")
         self.update_slot(slot, failures_from=int(row[0]) if row else 0)
 
-    def usual_ready_s(self, candidate: Candidate) -> float | None:
-        """Return the median time from launch to generating tokens: of this candidate lately, else of its model and engine."""
-        ready = (
-            "SELECT l.ready_s FROM launches l JOIN candidates c ON c.id = l.candidate_id WHERE l.ready_s IS NOT NULL"
-        )
-        same_model = "json_extract(c.body, '$.engine') = ? AND json_extract(c.body, '$.launch.model') IS ?"
-        last = "ORDER BY l.rowid DESC LIMIT 25"
-        rows = self.db.all(f"{ready} AND c.id = ? {last}", candidate.id) or self.db.all(
-            f"{ready} AND {same_model} {last}", candidate.engine, candidate.launch.model
-        )
-        usual = sorted(float(row["ready_s"]) for row in rows)
-        return usual[len(usual) // 2] if usual else None
-
     def launch_served(
         self,
         launch_id: str,
@@ -387,20 +387,6 @@ class Store(Outboxes):
         columns = {"ready_s": ready_s, "stages": json.dumps(stages), "engine_version": engine_version}
         self.move_launch(launch_id, LaunchState.SERVING, configuration=resolved, **columns)
 
-    def earlier_starts(self, candidate: Candidate, engine_version: str | None, most: int = 5) -> list[LaunchRow]:
-        """Return the last successful starts of a candidate's model and engine whose stages were followed, newest first.
-
-        Those of the same engine version, if there are any; else of any version.
-        """
-        same_model = (  # a model that is not named is like no other
-            "ready_s IS NOT NULL AND stages != '[]' AND (candidate_id = ? OR candidate_id IN (SELECT id FROM candidates"
-            " WHERE json_extract(body, '$.engine') = ? AND json_extract(body, '$.launch.model') = ?))"
-        )
-        newest = "ORDER BY rowid DESC LIMIT ?"
-        model = (candidate.id, candidate.engine, candidate.launch.model)
-        same = self._launches(f"{same_model} AND engine_version = ? {newest}", *model, engine_version, most)
-        return same or self._launches(f"{same_model} {newest}", *model, most)
-
     # --- the best-known
 
     def promote(self, slot: str, candidate_id: str, name: str, trial_id: int, at: str) -> None:
@@ -412,11 +398,12 @@ class Store(Outboxes):
 
     def ladder(self, slot: str, rungs: int = 3) -> list[tuple[str, str, int]]:
         """Return (candidate id, name, trial) of the last best-known ones, newest first, each candidate once."""
-        rows = self.db.all("SELECT candidate_id, name, trial_id FROM incumbents WHERE slot = ? ORDER BY id DESC", slot)
-        seen: dict[str, tuple[str, str, int]] = {}
-        for row in rows:
-            seen.setdefault(row["candidate_id"], (row["candidate_id"], row["name"], row["trial_id"]))
-        return list(seen.values())[:rungs]
+        rows = self.db.all(
+            "SELECT candidate_id, name, trial_id, MAX(id) FROM incumbents WHERE slot = ? GROUP BY candidate_id"
+            " ORDER BY MAX(id) DESC LIMIT ?",  # beside MAX, SQLite takes the other columns from the row that has it
+            *(slot, rungs),
+        )
+        return [(row["candidate_id"], row["name"], row["trial_id"]) for row in rows]
 
     def measured(self, slot: str, candidate_id: str, benchmark_hash: str) -> list[Trial]:
         """Return the last trials in which a candidate was measured to the end under a benchmark, newest first."""
@@ -450,7 +437,9 @@ class Store(Outboxes):
             self.db.run(f"UPDATE {table} SET {sets} WHERE {key} = ?", *values, value)  # noqa: S608
 
     def _trials(self, where: str, *values: Any) -> list[Trial]:
-        return [read_row(Trial, row) for row in self.db.all(f"SELECT * FROM trials WHERE {where}", *values)]  # noqa: S608
+        query = f"SELECT {_OF_TRIAL} FROM trials WHERE {where}"  # noqa: S608 - the basis of each is large, and left out
+        return [read_row(Trial, row) for row in self.db.all(query, *values)]
 
-    def _launches(self, where: str, *values: Any) -> list[LaunchRow]:
+    def launches_where(self, where: str, *values: Any) -> list[LaunchRow]:
+        """Return the launches for which a condition in SQL, with its order and limit, holds."""
         return [read_row(LaunchRow, row) for row in self.db.all(f"SELECT * FROM launches WHERE {where}", *values)]  # noqa: S608

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from autotuner.bench.benchmark import Benchmark
 from autotuner.bench.measurement import Figures, LevelSamples, RequestSample
@@ -32,6 +33,7 @@ from autotuner.core.verdict import Judgement, LevelResult, TrialSoFar
 from autotuner.edge.database import MIGRATIONS, SCHEMA_VERSION, Database
 from autotuner.edge.outbox import COMMON, NO_SLOT
 from autotuner.edge.rows import LaunchRow, SlotRow, basis_json, configuration_json, judgement_columns, read_basis
+from autotuner.edge.starts import earlier_starts
 from autotuner.edge.store import Store
 from autotuner.engines.base import Diagnosis, Effective
 from autotuner.errors import DiskFull, NotFound, StoreError
@@ -128,8 +130,6 @@ def test_a_launch_comes_back_as_it_was(store: Store) -> None:
     store.add_launch(launch_row())
     assert store.launch("l1") == launch_row()
     diagnosis = Diagnosis("oom", "out of memory", "use less", ("line 1", "line \u2028 2"))
-    from pydantic import TypeAdapter
-
     store.update_launch("l1", diagnosis=TypeAdapter(Diagnosis).dump_json(diagnosis).decode(), end_asked=True)
     assert store.launch("l1").diagnosis == diagnosis
     assert store.launch("l1").end_asked is True
@@ -631,7 +631,7 @@ def test_earlier_starts_are_the_newest_of_the_same_version_else_of_any(store: St
     store.launch_served("late", 3.0, (), "0.5.15")  # its stages were not followed
 
     def found(version: str | None, of: Candidate | None = None) -> list[str]:
-        return [row.id for row in store.earlier_starts(of or candidate(), version)]
+        return [row.id for row in earlier_starts(store, of or candidate(), version)]
 
     assert found("0.5.12") == ["l5", "l4", "l3", "l2", "l1"]
     assert found("0.5.15") == ["l6"]
@@ -798,6 +798,41 @@ def test_launches_of_a_candidate_before_one_are_counted_without_restores(store: 
     for number, trial in enumerate((1, None, 1, 2)):
         store.add_launch(launch_row(f"l{number}", trial_id=trial))
     assert [store.launches_before(store.launch(f"l{number}")) for number in range(4)] == [0, 1, 1, 2]
+
+
+def test_the_cause_of_the_last_end_is_found_without_those_that_tell_none(store: Store) -> None:
+    assert store.last_diagnosis("kimi") is None
+    for number, cause in enumerate(("cuda-oom", "port-taken", None)):
+        store.add_launch(launch_row(f"l{number}", state=LaunchState.ENDED))
+        if cause:
+            store.update_launch(
+                f"l{number}", diagnosis=TypeAdapter(Diagnosis).dump_json(Diagnosis(cause, "x")).decode()
+            )
+    store.add_launch(launch_row("l9"))
+    found = store.last_diagnosis("kimi")
+    assert found is not None
+    assert found.cause == "port-taken"
+    assert store.last_diagnosis("other") is None
+
+
+def test_the_ladder_has_each_candidate_once_at_its_latest_and_no_more_than_its_rungs(store: Store) -> None:
+    trials = [(name, add(store, name)) for name in "abcadb"]
+    rungs = [(store.trial(trial).candidate_id, name, trial) for name, trial in trials]
+    for candidate_id, name, trial in rungs:
+        store.promote("kimi", candidate_id, name, trial, AT)
+    a, d, b = rungs[3:]
+    assert store.ladder("kimi") == [b, d, a]
+    assert store.ladder("kimi", 1) == [b]
+    assert store.ladder("other") == []
+
+
+def test_trials_are_read_without_what_their_verdicts_were_made_from(store: Store) -> None:
+    trial = add(store)
+    asked: list[str] = []
+    store.db._connection.set_trace_callback(asked.append)
+    assert [t.id for t in store.trials_under("kimi", BENCHMARK[1].hash)] == [t.id for t in store.trials()] == [trial]
+    assert asked
+    assert not any("*" in sql or "basis" in sql for sql in asked)
 
 
 def test_only_trials_that_were_begun_cost_a_campaign(store: Store) -> None:
