@@ -2,7 +2,7 @@
 
     python examples/h200/campaign.py WORK                    both runs, below the folder WORK
     python examples/h200/campaign.py WORK --slots big        on a host with one GPU
-    python examples/h200/campaign.py WORK --runs exhaustive  one of the runs alone
+    python examples/h200/campaign.py WORK --runs exhaustive  one of the runs alone; with --gpu 1 beside the other one
     python examples/h200/campaign.py WORK --rehearse         against servers that only pretend; no GPU needed
 
 In the first run the daemon is killed (SIGKILL) once, while a server starts, and started again: it must come back by itself.
@@ -56,6 +56,7 @@ class Plan:
     limit_s: float
     until_s: float  # on the monotonic clock: when both runs must be over
     seconds: float | None
+    gpu: int
 
     @property
     def program(self) -> str:
@@ -140,7 +141,8 @@ def asked() -> Plan:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path, help="folder for everything that comes of it")
-    parser.add_argument("--slots", default="smol,big", help="which slots are worked; a single one gets GPU 0")
+    parser.add_argument("--slots", default="smol,big", help="which slots are worked")
+    parser.add_argument("--gpu", type=int, default=0, help="the GPU of a single slot; its port is as much higher")
     parser.add_argument("--runs", default=",".join(RUNS), help="which runs are worked, in this order")
     parser.add_argument("--rehearse", action="store_true", help="servers only pretend")
     parser.add_argument("--kill-after", type=int, default=4, help="kill the daemon once so many trials are concluded")
@@ -152,9 +154,8 @@ def asked() -> Plan:
     if not set(runs) <= set(RUNS):
         parser.error(f"--runs knows {' and '.join(RUNS)}")
     until_s = clock.monotonic_s() + given.total_s
-    return Plan(
-        given.work.resolve(), slots, runs, given.rehearse, given.kill_after, given.limit_s, until_s, given.seconds
-    )
+    work, limit_s = given.work.resolve(), given.limit_s
+    return Plan(work, slots, runs, given.rehearse, given.kill_after, limit_s, until_s, given.seconds, given.gpu)
 
 
 @contextmanager
@@ -188,7 +189,9 @@ def settings_for(plan: Plan) -> dict[str, Any]:
     settings["policies_dir"] = "policies"
     settings["slots"] = {slot: settings["slots"][slot] for slot in plan.slots}
     if len(plan.slots) == 1:
-        settings["slots"][plan.slots[0]]["gpus"] = [0]
+        only = settings["slots"][plan.slots[0]]
+        only["gpus"] = [plan.gpu]
+        only["port"] += plan.gpu
     for benchmark in settings["benchmarks"].values():
         benchmark["seconds"] = plan.seconds or benchmark["seconds"]
     if plan.rehearse and shutil.which("nvidia-smi") is None:
