@@ -21,6 +21,7 @@ from autotuner.bench.hotloop import HotLoop
 from autotuner.bench.measurement import BIN_S, LevelSamples, Progress
 from autotuner.bench.meter import Meter, Record, quantiles_ms
 from autotuner.bench.pool import TOGETHER_S, Pool, Prepared
+from autotuner.bench.samples import METHOD
 from autotuner.bench.target import Target
 from autotuner.bench.workload import Workload
 from autotuner.edge.clock import monotonic_s
@@ -444,6 +445,7 @@ class LevelRun:
             kernel_stamps=meter.stamped,
             load=self._benchmark.load,
             held_back=self._held_back,
+            method=METHOD,
         )
 
 

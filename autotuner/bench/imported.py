@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from autotuner.bench.benchmark import Benchmark, Level, level_name
 from autotuner.bench.foreign import TITLES, Client, Order
 from autotuner.bench.measurement import BIN_S, LevelSamples, RequestSample
-from autotuner.bench.samples import GAP_US_MAX, pack_gaps
+from autotuner.bench.samples import GAP_US_MAX, METHOD, pack_gaps
 from autotuner.bench.selfcheck import MERGED_RATIO_MAX
 from autotuner.core.redact import one_line
 from autotuner.core.statistics import quantile
@@ -247,6 +247,7 @@ def _samples(
         itl_ms=_quantiles_ms(inside) if told else {},
         gaps=pack_gaps([[min(GAP_US_MAX, round(1e6 * gap)) for _, gap in gaps]]) if told and gaps else "",
         merged_ratio=round(merged, 5),
+        method=METHOD,
     )
 
 

@@ -122,6 +122,8 @@ class Figures(Values):
 # A smaller change within a level is not worth another launch: launches of one server differ by about as much.
 DRIFT_MIN = 0.05
 DRIFT_STRETCHES_MIN = 3  # a third; two would hardly have a variance
+# Kendall's S (1938), which 5 to 8 values in random order reach, either way, with a probability of at most 0.05.
+TREND_MIN = {5: 10, 6: 13, 7: 15, 8: 18}
 
 
 USAGE_MISSING = "usage is missing"
@@ -303,26 +305,34 @@ def drift(rates: list[float]) -> float | None:
     """Given the rates of a level's stretches in order, return by how much the last third differs from the first.
 
     None unless that is at least DRIFT_MIN of the first third's mean and more than Student's 95 % band for the difference of
-    two means with a pooled variance allows. With fewer than three stretches a third nothing can be told.
+    two means with a pooled variance allows. Where a third has fewer than three stretches, their order must tell (Mann 1945);
+    with fewer than five nothing does.
     """
     size = len(rates) // 3
-    if size < DRIFT_STRETCHES_MIN:
+    if not size or not sum(rates[:size]):
         return None
     first, last = rates[:size], rates[-size:]
     before, after = sum(first) / size, sum(last) / size
-    if before <= 0:
-        return None
-    squares = sum((r - before) ** 2 for r in first) + sum((r - after) ** 2 for r in last)
-    band = t95(2 * size - 2) * math.sqrt(squares / (2 * size - 2) * 2 / size)
+    if size < DRIFT_STRETCHES_MIN:
+        sure = abs(_order(rates)) >= TREND_MIN.get(len(rates), math.inf)
+    else:
+        squares = sum((r - before) ** 2 for r in first) + sum((r - after) ** 2 for r in last)
+        sure = abs(after - before) > t95(2 * size - 2) * math.sqrt(squares / (2 * size - 2) * 2 / size)
     change = after / before - 1
-    return change if abs(change) >= DRIFT_MIN and abs(after - before) > band else None
+    return change if sure and abs(change) >= DRIFT_MIN else None
+
+
+def _order(values: list[float]) -> int:
+    """Kendall's S: the pairs that rise less those that fall."""
+    return sum((b > a) - (b < a) for i, a in enumerate(values) for b in values[i + 1 :])
 
 
 def _drift(samples: LevelSamples, seconds: float, per_event: float, request_s: float) -> float | None:
     """Where the load is not kept in flight, its arrivals come and go, and the output with them: that is no drift."""
     if samples.load != "concurrency":
         return None
-    return drift(_stretch_rates(samples.bins, seconds, per_event, request_s))
+    rates = _stretch_rates(samples.bins, seconds, per_event, request_s)
+    return drift(rates) if samples.method or len(rates) >= 3 * DRIFT_STRETCHES_MIN else None
 
 
 def stretches(seconds: float, request_s: float) -> int:

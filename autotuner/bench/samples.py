@@ -21,6 +21,7 @@ GAP_US_MAX = 0xFFFF_FFFF  # what a gap's 32 bits hold: more than an hour
 BIG_ENDIAN = array("H", [1]).tobytes() == b"\0\1"  # then numbers are swapped on their way in and out
 _PIECE = 1 << 14  # characters; whole groups of base64, so that each can be decoded by itself
 BIN_S = 0.1  # width of the bins in which the worker counts token events
+METHOD = 1  # of samples taken now
 
 
 class Values(BaseModel):
@@ -106,7 +107,8 @@ class LevelSamples(Values):
     `held_back` tells that requests of an open loop did not always go out when due, because as many as allowed were in flight.
     `prompts_said` tells in a sentence what the lengths of synthetic prompts rest on. `unsettled_s` is how much of
     what was taken for the steady part is not in it any more, because the rate rose after it; its events are in `gaps` alone.
-    `placed` tells on which cores the client ran.
+    `placed` tells on which cores the client ran. `method` is how figures are made of this, so that those of a recorded level
+    come out again: METHOD since five stretches can tell a drift, 0 before.
     """
 
     kind: Literal["samples"] = "samples"
@@ -133,6 +135,7 @@ class LevelSamples(Values):
     prompts_said: str = ""
     unsettled_s: float = 0.0
     placed: Placement | None = None
+    method: int = 0
 
     @property
     def open_loop(self) -> bool:

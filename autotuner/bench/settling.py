@@ -10,6 +10,7 @@ Only a rise counts: a rate that falls is what a long load does to a server, and 
 import math
 from collections.abc import Sequence
 
+from autotuner.bench.measurement import itl_table
 from autotuner.bench.samples import BIN_S, LevelSamples, Progress
 from autotuner.core.statistics import quantile
 
@@ -41,9 +42,9 @@ def settled(samples: LevelSamples) -> LevelSamples:
         "steady_from_s": round(start + cold_s, 6),
         "unsettled_s": round(cold_s, 3),
         "bins": bins[cold:],
-        "itl_ms": {},
     }
-    return samples.model_copy(update=update)
+    moved = samples.model_copy(update=update)
+    return moved.model_copy(update={"itl_ms": itl_table(moved)})
 
 
 def settled_line(progress: Sequence[Progress], concurrency: int) -> int:

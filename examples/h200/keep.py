@@ -9,12 +9,14 @@ logs such paths are replaced (--replace OLD=NEW). tests/unit/test_kept_campaigns
 
 import argparse
 import gzip
+import json
 import re
 import shutil
 import sqlite3
 import sys
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -99,6 +101,12 @@ def slim(database: Path) -> None:
             rows = db.execute(f"SELECT {column}, {key} FROM {table}").fetchall()
             shorter = [(Path(name).name, row) for name, row in rows]
             db.executemany(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", shorter)
+        for row, body, packed in db.execute("SELECT rowid, body, evidence FROM results").fetchall():
+            evidence, table = json.loads(zlib.decompress(packed)), json.loads(body)["figures"]["itl_ms"]
+            if table and not evidence["samples"]["itl_ms"]:
+                evidence["samples"]["itl_ms"] = table
+                kept = zlib.compress(json.dumps(evidence, separators=(",", ":")).encode())
+                db.execute("UPDATE results SET evidence = ? WHERE rowid = ?", (kept, row))
         db.execute("UPDATE results SET gaps = NULL")
         db.execute("PRAGMA journal_mode = DELETE")
         db.execute("VACUUM")

@@ -23,7 +23,7 @@ from autotuner.bench.measurement import (
     interim_figures,
     tokens_per_event,
 )
-from autotuner.bench.samples import pack_gaps
+from autotuner.bench.samples import METHOD, pack_gaps
 from autotuner.core.replay import _figures as replay_figures
 from autotuner.core.verdict import LevelResult
 
@@ -145,10 +145,27 @@ def test_a_rate_that_keeps_changes_little_or_scatters_is_no_drift() -> None:
     assert figures(level_of(*[0] * 12)).drift_ratio is None
 
 
+def test_a_rate_that_rises_through_a_short_level_is_told_by_the_order_of_its_stretches() -> None:
+    """Seven stretches of a real server at 128 in flight that was still rising when its level ended, and orders as good as it."""
+    assert drift([17471, 19042, 21835, 23034, 26014, 27958, 31315]) == pytest.approx(0.62, abs=0.01)
+    assert drift([100, 90, 80, 70, 60]) == pytest.approx(-0.4)
+    assert drift([15465, 18473, 23366, 25473, 25590, 12971, 35597]) is None, "one stretch out of order"
+    assert drift([100, 110, 120, 130]) is None, "four in order are one chance in twelve, both ways"
+    assert drift([100, 100.5, 101, 101.5, 102]) is None, "too little"
+
+
+def test_a_level_recorded_before_five_stretches_could_tell_a_drift_has_none_still() -> None:
+    now = level_of(100, 110, 120, 130, 140).model_copy(update={"method": METHOD})
+    assert figures(now).drift_ratio == pytest.approx(0.4)
+    assert figures(now.model_copy(update={"method": 0})).drift_ratio is None
+
+
 def test_a_level_that_only_scatters_is_seldom_said_to_drift() -> None:
     """5 % scatter between stretches: Student's band is crossed by 1 level in 20, whatever the number of stretches."""
     source = random.Random(11)
-    told = [drift([source.gauss(100, 5) for _ in range(count)]) for count in (9, 15, 30) for _ in range(700)]
+    told = [
+        drift([source.gauss(100, 5) for _ in range(count)]) for count in (5, 6, 7, 8, 9, 15, 30) for _ in range(700)
+    ]
     assert sum(found is not None for found in told) / len(told) < 0.06
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from autotuner.bench.measurement import figures
-from autotuner.bench.samples import BIN_S, LevelSamples, Progress, RequestSample
+from autotuner.bench.samples import BIN_S, LevelSamples, Progress, RequestSample, pack_gaps
 from autotuner.bench.settling import settled, settled_from, settled_line
 
 # Token events of each second of the steady part at 128 in flight, from two campaigns on an H200: the servers replaced requests one
@@ -58,6 +58,15 @@ def level(per_second: list[int], load: str = "concurrency") -> LevelSamples:
     )
     steady = {"steady_from_s": 2.0, "steady_to_s": 2.0 + len(bins) * BIN_S}
     return LevelSamples.model_validate({"concurrency": 8, "load": load, "requests": requests, "bins": bins, **steady})
+
+
+def test_the_gaps_of_a_level_that_was_cut_may_be_forgotten_and_its_figures_stay() -> None:
+    whole = level(JUMPS["overlapped"][0])
+    gaps = [[1000 + number] * 7 for number, _ in enumerate(whole.requests)]
+    cut = settled(whole.model_copy(update={"gaps": pack_gaps(gaps), "itl_ms": {"mean": 1.0}}))
+    assert cut.unsettled_s
+    assert figures(cut).itl_ms["p50"] > 1.0, "of the steady part that is left, not of the whole"
+    assert figures(cut.model_copy(update={"gaps": ""})) == figures(cut)
 
 
 def test_figures_are_of_the_part_that_stood_still_and_say_so() -> None:
