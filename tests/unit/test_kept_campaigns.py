@@ -100,6 +100,31 @@ def test_the_case_study_quotes_the_journals_and_has_the_reports_figures() -> Non
             )
 
 
+@pytest.mark.parametrize("name", ["h200-side-by-side"])
+def test_the_case_study_has_the_reports_table_of_a_campaign_that_ran_to_its_end(name: str) -> None:
+    """Savings, quotations and each row are those of what is kept, and what is said of every candidate is so."""
+    page = " ".join((ROOT / "docs" / "case-study-h200.md").read_text(encoding="utf-8").split())
+    told = page.split("## Nine candidates, both runs at once")[1].split("## The first campaign")[0]
+    journals = " ".join(path.read_text(encoding="utf-8") for path in sorted(CAMPAIGNS.glob("h200-s*/*/journal/*/*.md")))
+    quoted = re.findall(r'"([^"]+)"', told)
+    assert len(quoted) >= 8
+    assert [words for words in quoted if words not in journals] == []
+    report = script("report")
+    rules, full = (report.read_run(CAMPAIGNS / name / run) for run in ("rules", "exhaustive"))
+    found = " ".join(report.findings(rules, full))
+    assert "2 min 12 s with rules, 10 min 39 s without: 21 %" in found
+    assert "132 s with rules, 639 s without: 21 %" in told
+    for sentence in ("the exhaustive run finds the same.", "Stopped and would have won: none.", "Void levels: none."):
+        assert sentence in found
+    assert rules.worked.keys() == full.worked.keys()
+    for one, other in ((rules.worked[made], full.worked[made]) for made in rules.worked):
+        ratio = "" if other.ratio is None else f"{other.ratio:.2f}"
+        cells = [ratio, "" if one.load_s is None else f"{one.load_s:.0f} s"]
+        row = next(row for row in told.split("| `")[1:] if row.startswith(f"{one.trial.name}`"))
+        assert [cell.split(" (")[0].strip() for cell in row.split("|")[3:5]] == cells
+        assert [cell.strip() for cell in row.split("|")[5:7]] == [f"{one.benchmark_s:.0f}", f"{other.benchmark_s:.0f}"]
+
+
 def _without_bracket(text: str) -> str:
     """What an entry adds in brackets a page may leave out."""
     return re.sub(r" \([^()]*\)", "", text)
