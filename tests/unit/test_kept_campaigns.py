@@ -77,7 +77,7 @@ def test_every_kept_campaign_verifies_and_replays(folder: Path, tmp_path: Path) 
 
 def test_the_case_study_quotes_the_journals_and_has_the_reports_figures() -> None:
     page = " ".join((ROOT / "docs" / "case-study-h200.md").read_text(encoding="utf-8").split())
-    kept = CAMPAIGNS / "h200-sglang"
+    kept = CAMPAIGNS / "h200-first"
     journals = " ".join(path.read_text(encoding="utf-8") for path in sorted(kept.glob("*/journal/*.md")))
     told = page.split("## Told from the journal")[1].split("## What surprised")[0]
     quoted = re.findall(r'"([^"]+)"', told)
@@ -100,7 +100,7 @@ def test_the_case_study_quotes_the_journals_and_has_the_reports_figures() -> Non
             )
 
 
-@pytest.mark.parametrize("name", ["h200-side-by-side"])
+@pytest.mark.parametrize("name", ["h200-sglang"])
 def test_the_case_study_has_the_reports_table_of_a_campaign_that_ran_to_its_end(name: str) -> None:
     """Savings, quotations and each row are those of what is kept, and what is said of every candidate is so."""
     page = " ".join((ROOT / "docs" / "case-study-h200.md").read_text(encoding="utf-8").split())

@@ -18,7 +18,7 @@ from autotuner.publishing import Publishing, checked
 from autotuner.settings import Settings, load_settings
 
 AT = "2026-11-29 15:02:14Z"
-KEPT = Path(__file__).resolve().parents[2] / "examples" / "campaigns" / "h200-sglang" / "rules"
+KEPT = Path(__file__).resolve().parents[2] / "examples" / "campaigns" / "h200-first" / "rules"
 
 
 class House:
