@@ -92,6 +92,7 @@ class Seals:
             raise JournalBroken(f"{self._key_file} cannot be read; it must belong to the daemon's user") from None
         if state is None:
             raise JournalBroken(f"{self._key_file} is no key of seals: it was changed, or written by something else")
+        files.sync_folder(self._key_file.parent)  # who was killed before that left the key's name in memory alone
         data = self._path.read_bytes() if self._path.exists() else b""
         good = _acknowledged(data, state)
         if good < len(data):

@@ -9,6 +9,7 @@ import pytest
 
 from autotuner.core.entry import GENESIS, Draft, Entry, render
 from autotuner.core.seal import KeyState, check_seals, key_after
+from autotuner.edge import files
 from autotuner.edge.seals import Seals, begin, read_all, read_key
 from autotuner.errors import DiskFull, JournalBroken, StoreError
 
@@ -174,6 +175,19 @@ def test_a_damaged_last_line_is_made_again_whatever_number_it_bears(place: Place
         assert place.flaws() == [], (position, bit)
         place.keep_up(3)
         assert (path.read_bytes(), key.read_bytes()) == (whole, turned), (position, bit)
+
+
+def test_a_key_that_is_read_is_there_for_good_before_anything_is_sealed_with_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was killed between a rename and the folder's fsync leaves a key that power loss takes back to the one before."""
+    place.keep_up(2)
+    done: list[Path] = []
+    sync_folder, append = files.sync_folder, files.append
+    monkeypatch.setattr(files, "sync_folder", lambda path: (done.append(path), sync_folder(path)))
+    monkeypatch.setattr(files, "append", lambda path, line: (done.append(path), append(path, line)))
+    place.keep_up(3)
+    assert place.key_file.parent in done[: done.index(place.folder / "seals")]
 
 
 @pytest.mark.parametrize("order", [(0, 2), (0, 0, 1), (0, 1, 1), (1, 0, 2), (0, 2, 1), (1, 2), ()])
