@@ -252,8 +252,7 @@ class Checker:
         SWITCH.system = System(found)
         record = Record(list(self._run.record.entries[: snapshot.entries]), dict(snapshot.published))
         before = found.contents()
-        if doubted := _forged(found, record):
-            return "P9", f"before the next start {doubted}"
+        doubted = _forged(found, record)
         daemon = Daemon(found, record)
         inner: list[Snapshot] = []
         left = (
@@ -275,7 +274,8 @@ class Checker:
             for slot in SLOTS:
                 record.add_entry(Draft(slot, "after", "It went on."), "2026-12-31 00:00:00Z")
             daemon.publish()
-            broken = lost or aside or _unverified(found, record) or _whole_file(snapshot, found, self._run.version)
+            broken = lost or aside or (("P9", f"before the next start {doubted}") if doubted else None)
+            broken = broken or _unverified(found, record) or _whole_file(snapshot, found, self._run.version)
         except AutotunerError as error:
             return "P9", f"the next start fails: {error}"
         found.after = None
