@@ -52,7 +52,7 @@ class Sealing:
             found.last[COMMON] = min(last, max(hashes[COMMON], default=0))
         if found.flaws:
             return found
-        for name, first_key in journal_keys(self._first_key, self._seals).items():
+        for name, first_key in journal_keys(self._first_key, self._seals, last).items():
             if slot not in {None, name}:
                 continue
             key, seals = self._of[name]

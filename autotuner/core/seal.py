@@ -69,10 +69,14 @@ def journal_key(key: bytes, journal: str) -> bytes:
     return hashlib.sha256(f"autotuner seal: the first key of journal {journal}\n".encode() + key).digest()
 
 
-def journal_keys(first_key: bytes, read: SealsRead) -> dict[str, bytes]:
-    """Given the first key and seals that have no flaw, return the first key of each journal that they say is sealed."""
+def journal_keys(first_key: bytes, read: SealsRead, last: int) -> dict[str, bytes]:
+    """Given the first key and seals that are right up to number `last`, return the first key of each journal that those begin.
+
+    What follows may be on its way, and after power loss it may name any journal.
+    """
     keys, key = {}, first_key
-    for seal in read.seals:
+    right = last - read.seals[0].number + 1 if last else 0
+    for seal in read.seals[:right]:
         if seal.journal:
             keys[seal.journal] = journal_key(key, seal.journal)
         key = key_after(key)
@@ -107,14 +111,15 @@ def check_seals(
     if state is not None and hmac.compare_digest(state.key, first_key):
         return [], 0  # nothing was sealed for good so far: afterwards nobody can know the first key
     first, key, last = (read.seals[0].number if read.seals else 0), first_key, 0
-    begun = [seal.journal for seal in read.seals if seal.journal]
-    if doubled := next((name for name in begun if begun.count(name) > 1), ""):
-        return [Flaw("seals", f"begin the journal of slot {doubled} more than once")], 0
+    begun: set[str] = set()
     for due, seal in enumerate(read.seals, first):
         if wrong := _wrong(seal, due, key, entries):
             if state is None or due < state.number:
                 return [wrong], last
             break
+        if seal.journal in begun:
+            return [Flaw("seals", f"begin the journal of slot {seal.journal} more than once")], last
+        begun |= {seal.journal} - {""}
         key, last = key_after(key), due
     if read.flaw and (state is None or last + 1 < state.number):
         return [Flaw("seals", read.flaw)], last

@@ -84,7 +84,7 @@ class Seals:
                 raise
 
     def _open(self) -> KeyState:
-        """Read the key, and cut off what follows the last seal before it: that seal is made again, the same or whole."""
+        """Read the key, and cut off what follows the seals before it: the next one is made again, the same or whole."""
         _remove_leftovers(self._key_file)
         try:
             state = read_key(self._key_file)
@@ -92,6 +92,7 @@ class Seals:
             raise JournalBroken(f"{self._key_file} cannot be read; it must belong to the daemon's user") from None
         if state is None:
             raise JournalBroken(f"{self._key_file} is no key of seals: it was changed, or written by something else")
+        files.sync_folder(self._key_file.parent)  # who was killed before that left the key's name in memory alone
         data = self._path.read_bytes() if self._path.exists() else b""
         good = _acknowledged(data, state)
         if good < len(data):
@@ -152,14 +153,15 @@ def read_all(folder: Path) -> SealsRead:
 
 
 def _acknowledged(data: bytes, state: KeyState) -> int:
-    """How many bytes of the seals to leave: those before the next entry's; all, if somebody has changed one of those."""
-    position, read = 0, read_seals(data)
-    for seal, line in zip(read.seals, data.splitlines(keepends=True), strict=False):
-        if seal.number >= state.number:
-            return position
-        position += len(line)
-    whole = read.seals[-1].number + 1 if read.seals else state.first
-    return len(data) if read.flaw and whole < state.number else position
+    """How many bytes of the seals to leave: the lines that the key has gone beyond; all, if somebody has changed one of those.
+
+    They are counted: what follows them was never there for good, so that the number it bears may be any, also one of theirs.
+    """
+    due = state.number - state.first
+    numbers = [seal.number for seal in read_seals(data).seals[:due]]
+    if numbers != list(range(state.first, state.number)):
+        return len(data)
+    return sum(len(line) for line in data.splitlines(keepends=True)[:due])
 
 
 def _write_key(path: Path, state: KeyState) -> None:

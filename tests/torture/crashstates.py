@@ -1,11 +1,13 @@
 """P7, P9, P16: the journals' own code on a disk in memory, power lost at every operation, everything found that may be found.
 
 A reference run decides in two slots, publishes, restarts and meets full and failing disks, with the daemon's own publishing, the
-real journals, seals and files; half of the runs begin with one journal of all slots, as earlier versions had it. After each operation stands a snapshot of the disk; from each, disks are made as power loss may leave them (unsynced
-operations missing, reordered, torn at a byte, zeros, turned bits, names that never became durable), the daemon's code is started
-on each, and then nothing that was acknowledged may be missing, what was cut off must be kept aside and named, and the next entries
-must verify. Recovery is interrupted in the same way, up to three times. The record stands for the database, which has a part
-of its own.
+real journals, seals and files; half of the runs begin with one journal of all slots, as earlier versions had it. After each
+operation stands a snapshot of the disk; from each, disks are made as power loss may leave them (unsynced operations missing,
+reordered, torn at a byte, zeros, turned bits, names that never became durable), the daemon's code is started on each, and then
+nothing that was acknowledged may be missing, what was cut off must be kept aside and named, the next entries must verify, and
+the first key may doubt no seal, before and after. Recovery is interrupted in the same way, up to three times, and so is the
+daemon that follows one that was killed, whose last operations may be in memory alone. The record stands for the database, which
+has a part of its own.
 """
 
 import errno
@@ -32,6 +34,8 @@ from torture.tally import Tally
 FIRST_KEY = b"first key of this reference run!"
 OF_ONE_SNAPSHOT = 12  # crash states sampled of each snapshot, beside the fixed ones
 FIXED = tuple(Loss(names, data) for names in ("all", "none") for data in ("all", "none"))
+KILLS = 3  # how often a daemon that was killed at a snapshot is followed by one that works until power is lost
+SOON, LATE = 16, 120  # operations of a start within which power is lost: while it recovers, or while it works already
 DEEPER = (0, 0, 0, 0, 0, 0, 1, 3)  # how often a recovery is interrupted in turn
 AGAIN = "cd tests && python -m torture.crashstates {seed} {number}"
 
@@ -239,8 +243,8 @@ def _longest_write(snapshot: Snapshot) -> int:
 class Checker:
     """Starts the daemon's code on crash states and says what is wrong."""
 
-    def __init__(self, run: Run) -> None:
-        self._run, self._rng = run, run.rng
+    def __init__(self, run: Run, rng: random.Random, reach: int = SOON) -> None:
+        self._run, self._rng, self._reach = run, rng, reach
         self.depth = 0
 
     def wrong(self, snapshot: Snapshot, found: Disk, deeper: int = 0) -> tuple[str, str] | None:
@@ -248,9 +252,12 @@ class Checker:
         SWITCH.system = System(found)
         record = Record(list(self._run.record.entries[: snapshot.entries]), dict(snapshot.published))
         before = found.contents()
+        doubted = _forged(found, record)
         daemon = Daemon(found, record)
         inner: list[Snapshot] = []
-        left = self._rng.randrange(1, 16) if deeper else 0  # the operation of the recovery at which power is lost again
+        left = (
+            self._rng.randrange(1, self._reach) if deeper else 0
+        )  # the operation of the recovery at which power is lost again
 
         def look() -> None:
             nonlocal left
@@ -267,7 +274,8 @@ class Checker:
             for slot in SLOTS:
                 record.add_entry(Draft(slot, "after", "It went on."), "2026-12-31 00:00:00Z")
             daemon.publish()
-            broken = lost or aside or _unverified(found, record) or _whole_file(snapshot, found, self._run.version)
+            broken = lost or aside or (("P9", f"before the next start {doubted}") if doubted else None)
+            broken = broken or _unverified(found, record) or _whole_file(snapshot, found, self._run.version)
         except AutotunerError as error:
             return "P9", f"the next start fails: {error}"
         found.after = None
@@ -320,7 +328,6 @@ def _not_kept(before: dict[str, bytes], found: Disk, record: Record, known: int)
 def _unverified(found: Disk, record: Record) -> tuple[str, str] | None:
     """The files must hold every entry of the record, each journal in its order, sealed where that was set up."""
     settings = settings_on(found)
-    sealing = Sealing(settings, FIRST_KEY)
     journals = publishing.checked(settings, record)  # type: ignore[arg-type]
     for read in journals:
         if read.flaws or list(read.entries) != record.outbox(read.slot).mine:
@@ -330,12 +337,19 @@ def _unverified(found: Disk, record: Record) -> tuple[str, str] | None:
             return "P9", "a journal file grew beyond its limit"
     if sorted(read.slot for read in journals) != sorted(record.journals()):
         return "P9", f"there are files of {[read.slot for read in journals]}"
-    if settings.seal_key.exists():
-        sealed = sealing.check(journals)
-        ends = {read.slot: read.head[0] for read in journals}
-        if sealed.flaws or sealed.last != ends:
-            return "P9", f"the seals look forged: {sealed.flaws[0] if sealed.flaws else f'{sealed.last} of {ends}'}"
-    return None
+    doubted = _forged(found, record, {read.slot: read.head[0] for read in journals})
+    return ("P9", doubted) if doubted else None
+
+
+def _forged(found: Disk, record: Record, ends: dict[str, int] | None = None) -> str:
+    """What the first key says against the seals, as `verify --key` asks at any time; `ends` is how far they must go."""
+    settings = settings_on(found)
+    if not settings.seal_key.exists():
+        return ""
+    sealed = Sealing(settings, FIRST_KEY).check(publishing.checked(settings, record))  # type: ignore[arg-type]
+    if sealed.flaws:
+        return f"the seals look forged: {sealed.flaws[0]}"
+    return "" if ends is None or sealed.last == ends else f"the seals go to {sealed.last} of {ends}"
 
 
 def _whole_file(snapshot: Snapshot, found: Disk, latest: int) -> tuple[str, str] | None:
@@ -357,11 +371,13 @@ def explore(tally: Tally, seed: int, number: int, until: float) -> None:
 
 def explore_run(tally: Tally, run: Run, how: str, until: float = float("inf")) -> None:
     """Try every snapshot of a reference run: killed there, and power lost there in many ways."""
-    checker, seen = Checker(run), set[int]()
+    checker, seen = Checker(run, run.rng), set[int]()
+    killer = Checker(run, random.Random(f"killed in {how}"), LATE)
     for at, snapshot in enumerate(run.snapshots):
-        killed = checker.wrong(snapshot, snapshot.disk.after_kill())
-        if killed is not None:
-            tally.broken(killed[0], f"killed: {killed[1]} (operation {at}, {how})")
+        for _ in range(KILLS):
+            killed = killer.wrong(snapshot, snapshot.disk.after_kill(), deeper=1)
+            if killed is not None:
+                tally.broken(killed[0], f"killed: {killed[1]} (operation {at}, {how})")
         for loss in losses(run.rng, snapshot):
             found = snapshot.disk.after_power_loss(run.rng, loss)
             state = hash((at, tuple(sorted(found.contents().items()))))
@@ -378,6 +394,7 @@ def explore_run(tally: Tally, run: Run, how: str, until: float = float("inf")) -
             break
     tally.counts["crash states"] += len(seen)
     tally.counts["crash states of a recovery"] += checker.depth
+    tally.counts["crash states after a kill"] += killer.depth
 
 
 def run(seed: int, seconds: float) -> Tally:

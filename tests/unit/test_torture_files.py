@@ -29,7 +29,7 @@ def test_crash_states_of_a_few_reference_runs_lose_nothing() -> None:
     with crashstates.on_memory():
         for number in range(3):
             run = crashstates.reference(20260223, number)
-            del run.snapshots[:-6]
+            del run.snapshots[:-9]
             crashstates.explore_run(tally, run, "a slice")
     assert tally.tried["P7"] > 100
     assert not tally.violated, tally.examples

@@ -10,6 +10,9 @@ from autotuner.core.seal import (
     SealsRead,
     check_seals,
     checkpoint,
+    journal_key,
+    journal_keys,
+    journal_line,
     key_after,
     read_checkpoint,
     read_seals,
@@ -90,6 +93,27 @@ def test_seals_removed_moved_or_doubled_are_found() -> None:
     assert "missing" in said([])[0]
     assert "is no seal" in said([*made[:2], b"nonsense\n", *made[2:]])[0]
     assert "is missing" in str(check_seals(KEY, read_seals(b"".join(made)), HEADS, None)[0][0])
+
+
+@pytest.mark.parametrize("name", ["a", "c", "b"])
+def test_a_journal_that_a_damaged_last_line_names_is_none(name: str) -> None:
+    """Power loss turns a bit over in a line that was never there for good, and c, in its name, is a, or one that never was."""
+    made = [journal_line(KEY, 1, "a")]
+    damaged = journal_line(key_after(KEY), 2, "c").replace(b" c\n", f" {name}\n".encode())
+    read = read_seals(made[0] + damaged)
+    flaws, last = check_seals(KEY, read, {}, KeyState(1, 2, key_after(KEY)))
+    whole = name == "c"
+    assert (flaws, last) == ([], 1 + whole)
+    expected = {"a": journal_key(KEY, "a")} | ({"c": journal_key(key_after(KEY), "c")} if whole else {})
+    assert journal_keys(KEY, read, last) == expected
+
+
+def test_a_journal_begun_again_with_the_key_that_is_there_is_found_before_and_after_the_key_is_turned() -> None:
+    made = b"".join(journal_line(key_after(KEY, at), at + 1, name) for at, name in enumerate("aba"))
+    for number in (3, 4):
+        state = KeyState(1, number, key_after(KEY, number - 1))
+        flaws, _ = check_seals(KEY, read_seals(made), {}, state)
+        assert [str(flaw) for flaw in flaws] == ["seals: begin the journal of slot a more than once"]
 
 
 def test_the_wrong_key_proves_nothing() -> None:

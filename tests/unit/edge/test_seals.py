@@ -9,6 +9,7 @@ import pytest
 
 from autotuner.core.entry import GENESIS, Draft, Entry, render
 from autotuner.core.seal import KeyState, check_seals, key_after
+from autotuner.edge import files
 from autotuner.edge.seals import Seals, begin, read_all, read_key
 from autotuner.errors import DiskFull, JournalBroken, StoreError
 
@@ -158,6 +159,50 @@ def test_a_first_line_of_garbage_is_no_forgery_before_its_key_was_turned(place: 
         assert place.flaws() == []
         (place.folder / "seals").unlink()
         begin(place.key_file, 1, KEY)
+
+
+def test_a_damaged_last_line_is_made_again_whatever_number_it_bears(place: Place) -> None:
+    """A bit that power loss turned over makes 2 of 3, which is an earlier seal's number."""
+    place.keep_up(3)
+    path, key = place.folder / "seals", place.key_file
+    whole, turned = path.read_bytes(), key.read_bytes()
+    last = whole.rindex(b"\n3 ") + 1
+    for position, bit in [(last, bit) for bit in range(8)] + [(at, at % 8) for at in range(last + 1, len(whole))]:
+        found = bytearray(whole)
+        found[position] ^= 1 << bit
+        key.write_text(f"1 3 {key_after(KEY, 2).hex()}\n")
+        path.write_bytes(found)
+        assert place.flaws() == [], (position, bit)
+        place.keep_up(3)
+        assert (path.read_bytes(), key.read_bytes()) == (whole, turned), (position, bit)
+
+
+def test_a_key_that_is_read_is_there_for_good_before_anything_is_sealed_with_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was killed between a rename and the folder's fsync leaves a key that power loss takes back to the one before."""
+    place.keep_up(2)
+    done: list[Path] = []
+    sync_folder, append = files.sync_folder, files.append
+    monkeypatch.setattr(files, "sync_folder", lambda path: (done.append(path), sync_folder(path)))
+    monkeypatch.setattr(files, "append", lambda path, line: (done.append(path), append(path, line)))
+    place.keep_up(3)
+    assert place.key_file.parent in done[: done.index(place.folder / "seals")]
+
+
+@pytest.mark.parametrize("order", [(0, 2), (0, 0, 1), (0, 1, 1), (1, 0, 2), (0, 2, 1), (1, 2), ()])
+def test_seals_that_are_missing_moved_or_doubled_are_found_and_left_alone_when_sealing_goes_on(
+    place: Place, order: tuple[int, ...]
+) -> None:
+    place.keep_up(3)
+    path = place.folder / "seals"
+    lines = path.read_bytes().splitlines(keepends=True)
+    forged = b"".join(lines[at] for at in order)
+    path.write_bytes(forged)
+    assert place.flaws()
+    place.keep_up(5)
+    assert path.read_bytes().startswith(forged)
+    assert place.flaws()
 
 
 def test_a_full_disk_delays_a_seal_and_a_failed_fsync_is_not_tried_again_blindly(
