@@ -55,8 +55,8 @@ class Given:
     """What a slot knows of the GPU memory of its last server, for as long as the daemon lives.
 
     `owed_s` is when `launch` was first seen to owe some, `back` that it once owed none any more: what comes after is somebody
-    else's. `own` are pids that were seen on the GPUs as its processes. `unread` is why the GPUs cannot be read, since
-    `unread_s`; `failed` if that was an error, `told` once an entry says so.
+    else's. `own` are pids that were seen on the GPUs as its processes, by an earlier daemon too. `unread` is why the GPUs
+    cannot be read, since `unread_s`; `failed` if that was an error, `told` once an entry says so.
     """
 
     launch: str = ""

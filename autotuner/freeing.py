@@ -35,7 +35,7 @@ async def look(ctx: SlotContext) -> Around:
         return Around(strangers=f"port {ctx.slot.port} is held by {_describe(holder)}")
     last = _last(ctx)
     gpus = await read(ctx)
-    given = _given(ctx, last.id) if last is not None else ctx.given
+    given = _given(ctx, last) if last is not None else ctx.given
     for gpu in gpus or ():
         for pid, name, mib in gpu.processes:
             if pid not in given.own:
@@ -51,7 +51,7 @@ async def wait(ctx: SlotContext, row: LaunchRow) -> str:
     """Wait until a stopped launch's GPU memory is back, for at most GPU_WAIT_S; return why it is not, empty if it is."""
     if row.boot_id != clock.boot_id():
         return ""
-    _given(ctx, row.id).owed_s = clock.monotonic_s()
+    _given(ctx, row).owed_s = clock.monotonic_s()
     while True:
         around = _owed(ctx, row, await read(ctx))
         if not around.freeing:
@@ -61,10 +61,17 @@ async def wait(ctx: SlotContext, row: LaunchRow) -> str:
 
 
 async def note_own(ctx: SlotContext, row: LaunchRow) -> None:
-    """While a launch lives: learn which processes on the GPUs are its; a driver may list them after their end."""
+    """While a launch lives: learn which processes on the GPUs are its; a driver may list them after their end.
+
+    They are on record, since the daemon may end before that memory is back: the next one would take them for a stranger's.
+    """
     gpus = await read(ctx) or ()
     pids = {pid for gpu in gpus for pid, _, _ in gpu.processes}
-    _given(ctx, row.id).own |= {pid for pid in pids if await ctx.host.launch_of(pid) == row.id}
+    seen = {pid for pid in pids if await ctx.host.launch_of(pid) == row.id}
+    given = _given(ctx, row)
+    if not seen <= given.own:
+        given.own |= seen
+        ctx.store.note_gpu_pids(row.id, given.own)
 
 
 async def levels(ctx: SlotContext) -> dict[int, float] | None:
@@ -75,9 +82,9 @@ async def levels(ctx: SlotContext) -> dict[int, float] | None:
     gpus = await read(ctx)
     last = _last(ctx)
     if gpus is not None:
-        taken = any(
-            gpu.processes for gpu in gpus
-        )  # somebody came since the slot was found free; the next cycle names him
+        given_up = _given(ctx, last).own if last is not None and ctx.store.slot(ctx.name).force else frozenset()
+        # Somebody came since the slot was found free; the next cycle names him.
+        taken = any(pid not in given_up for gpu in gpus for pid, _, _ in gpu.processes)
         return None if taken else {gpu.index: gpu.used_mib for gpu in gpus}
     if _may_be_read_yet(ctx, last):
         return None
@@ -129,10 +136,12 @@ def _owed(ctx: SlotContext, row: LaunchRow | None, gpus: tuple[GpuUse, ...] | No
         return Around(freeing=said) if _may_be_read_yet(ctx, row) else Around()
     if row is None:
         return Around()
-    given = _given(ctx, row.id)
+    given = _given(ctx, row)
     given.owed_s = min(given.owed_s, clock.monotonic_s())
     left = gpumemory.not_back(row.gpu_used_mib, gpus, given.own)
     if not left:
+        if given.own:  # such a pid may be anybody's from now on
+            ctx.store.note_gpu_pids(row.id, ())
         given.back, given.own = True, frozenset()
         return Around()
     if clock.monotonic_s() - given.owed_s > GPU_WAIT_S:
@@ -144,10 +153,11 @@ def _last(ctx: SlotContext) -> LaunchRow | None:
     return ctx.store.last_ended(ctx.name, clock.boot_id()) if ctx.slot.gpu_indices else None
 
 
-def _given(ctx: SlotContext, launch_id: str) -> Given:
+def _given(ctx: SlotContext, row: LaunchRow) -> Given:
     """What is known of this launch's memory; its time begins when it is first asked for after the launch's end."""
-    if ctx.given.launch != launch_id:
-        ctx.given = dataclasses.replace(ctx.given, launch=launch_id, owed_s=float("inf"), back=False, own=frozenset())
+    if ctx.given.launch != row.id:
+        own = frozenset(row.gpu_pids)
+        ctx.given = dataclasses.replace(ctx.given, launch=row.id, owed_s=float("inf"), back=False, own=own)
     return ctx.given
 
 

@@ -41,7 +41,9 @@ class SlotWorker:
         self._failed = ""
         self._cuts = 0
         self._free_mib, self._disk = float("inf"), ""
-        self._stuck, self._frees = "", True
+        self._stuck, self._frees = "", True  # why nothing could be launched; whether the action in progress can tell
+        self._about = ""  # the launch that the action in progress is about
+        self._amiss = ("", "")  # a launch about which the last action failed, and why
         self._held, self._held_s = Around(), float("-inf")
         self._kept: tuple[tuple[Any, ...], float, Recorded] | None = None
         self._log = log.get().bind(slot=ctx.name)
@@ -130,6 +132,7 @@ class SlotWorker:
         task, doing = self._task, self._doing
         self._task, self._doing = None, None
         error = None if task.cancelled() else task.exception()
+        self._amiss = ("", "")
         if self._frees:
             self._stuck = ""
         if error is None:
@@ -142,10 +145,13 @@ class SlotWorker:
             raise error
         if self._was_cut(error):
             return  # the server lives on, and so does the trial
-        if isinstance(error, HostDiskFull):  # nobody's failure: what was to be launched is launched once there is room
-            self._stuck = self._failed
-        elif doing is not None and doing.trial_id is not None:
+        full = isinstance(
+            error, HostDiskFull
+        )  # nobody's failure: what was to be launched is launched once there is room
+        if not full and doing is not None and doing.trial_id is not None:
             self._end_trial(doing.trial_id, error)
+        elif isinstance(error, HostError) and self._about:
+            self._amiss = (self._about, self._failed)
         elif isinstance(error, HostError):
             self._stuck = self._failed
 
@@ -315,10 +321,10 @@ class SlotWorker:
         action, ctx, why = decision.action, self.ctx, decision.reason
         if isinstance(action, decide.Wait):
             strangers = why if observed.strangers and why.startswith("cannot launch") else ""
-            outcome.blocked(ctx, self._stuck or strangers, foreign=not self._stuck)
+            outcome.blocked(ctx, strangers or self._trouble(recorded), foreign=bool(strangers))
             return
         if not isinstance(action, decide.Interrupt):
-            outcome.blocked(ctx, self._stuck, foreign=False)
+            outcome.blocked(ctx, self._trouble(recorded), foreign=False)
         match action:
             case decide.Interrupt():
                 if self._task is not None:
@@ -326,18 +332,23 @@ class SlotWorker:
             case decide.Launch():
                 self._begin(act.launch(ctx, action), why, action.trial_id)
             case decide.AwaitServing():
-                self._begin(act.await_serving(ctx, action), why, action.trial_id, starts=True)
+                self._begin(act.await_serving(ctx, action), why, action.trial_id, starts=True, about=action.launch_id)
             case decide.RunLevel():
                 self._begin(measure.run_level(ctx, action), why, action.trial_id)
             case decide.Verify():
-                self._begin(act.verify(ctx, action), why, None)
+                self._begin(act.verify(ctx, action), why, None, about=action.launch_id)
             case decide.Stop():
-                self._begin(act.stop(ctx, action), why, None)
+                self._begin(act.stop(ctx, action), why, None, about=action.launch_id)
                 self._frees = False  # that something could be stopped says nothing of what keeps it from being launched
             case decide.RecordEnd():
                 await act.record_end(ctx, action)
             case _:
                 self._record_outcome(action, why)
+
+    def _trouble(self, recorded: Recorded) -> str:
+        """Why the slot cannot go on by its last actions. What went wrong about a launch is over once that has ended."""
+        about, why = self._amiss
+        return why if any(launch.id == about for launch in recorded.launches) else self._stuck
 
     def _record_outcome(self, action: Any, why: str) -> None:
         """Actions that only change the record; but what a trial proposes is worked out before it is concluded."""
@@ -372,7 +383,9 @@ class SlotWorker:
             return ""
         return f"only {self._free_mib:.0f} MiB of disk are free{self._disk}, {least} are asked for: {so} (disk_free_min_mib)"
 
-    def _begin(self, work: Coroutine[Any, Any, None], what: str, trial_id: int | None, *, starts: bool = False) -> None:
-        self._doing, self._frees = Doing(what, trial_id, starts), True
+    def _begin(
+        self, work: Coroutine[Any, Any, None], what: str, trial_id: int | None, *, starts: bool = False, about: str = ""
+    ) -> None:
+        self._doing, self._frees, self._about = Doing(what, trial_id, starts), True, about
         self._cuts = self.ctx.host.cuts
         self._task = asyncio.create_task(work)

@@ -18,7 +18,7 @@ from autotuner.core.redact import hide_values, one_line
 from autotuner.edge.files import make_folder, write_over_itself
 from autotuner.errors import DiskFull, StoreError
 
-SCHEMA_VERSION = "8"
+SCHEMA_VERSION = "9"
 # What turns a database of one schema into one of the next; a step is never changed once it was released.
 MIGRATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "1": (
@@ -71,6 +71,7 @@ MIGRATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
             "DROP TABLE common_entries",
         ),
     ),
+    "8": ("9", ("ALTER TABLE launches ADD COLUMN gpu_pids TEXT NOT NULL DEFAULT '[]'",)),
 }
 BUSY_TIMEOUT_S = 10.0
 

@@ -85,6 +85,7 @@ class LaunchRow:
     stages: tuple[tuple[str, float], ...] = ()
     engine_version: str | None = None
     configuration: Configuration | None = None
+    gpu_pids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ _FROM_JSON: dict[str, Callable[[str], Any]] = {
     "diagnosis": TypeAdapter(Diagnosis).validate_json,
     "stages": lambda text: tuple((stage, at_s) for stage, at_s in json.loads(text)),
     "configuration": _CONFIGURATION.validate_json,
+    "gpu_pids": lambda text: tuple(json.loads(text)),
     "gpu_used_mib": lambda text: {int(k): v for k, v in json.loads(text).items()},
 }
 

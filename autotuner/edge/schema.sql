@@ -98,7 +98,8 @@ CREATE TABLE IF NOT EXISTS launches (
   end_asked INTEGER NOT NULL DEFAULT 0,
   diagnosis TEXT,              -- engines.base.Diagnosis
   engine_version TEXT,         -- of the program that was started, where it could be told; since schema 2
-  configuration TEXT           -- core.effective.Configuration: what the server resolved; since schema 2
+  configuration TEXT,          -- core.effective.Configuration: what the server resolved; since schema 2
+  gpu_pids TEXT NOT NULL DEFAULT '[]' -- processes seen on the GPUs as its own, until its memory is back; since schema 9
 );
 CREATE INDEX IF NOT EXISTS launches_by_state ON launches (slot, state);
 

@@ -287,6 +287,10 @@ class Store(Outboxes):
         """Set columns of a launch."""
         self._update("launches", "id", launch_id, columns)
 
+    def note_gpu_pids(self, launch_id: str, pids: Iterable[int]) -> None:
+        """Record which processes were seen on the GPUs as a launch's own; none once its memory is back."""
+        self.update_launch(launch_id, gpu_pids=json.dumps(sorted(pids)))
+
     def launch(self, launch_id: str) -> LaunchRow:
         """Return the launch with this id. Raise NotFound."""
         found = self.launches_where("id = ?", launch_id)

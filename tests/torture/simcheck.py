@@ -47,6 +47,7 @@ class Checker:
         self.launched: dict[str, Launched] = {}
         self.best_from: dict[tuple[str, str], int] = {}  # from which launch on, by number, a best-known's ends count
         self.last_lines: list[str] = []
+        self.own_pids: dict[str, set[int]] = {}  # by launch: those that a daemon put on record as its own
         self._trial_of = queue_of
         self._pending: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self._port_seen_in: dict[str, int] = {}
@@ -86,6 +87,8 @@ class Checker:
             self._ended(args[0], asked=keys["end_asked"])
         elif name == "move_launch" and args[1] is LaunchState.SERVING:
             self.serving(args[0])
+        elif name == "note_gpu_pids":
+            self.own_pids.setdefault(args[0], set()).update(args[1])
         elif name == "promote":
             self._promoted(*args)
         elif name == "forgive_failures":
@@ -135,7 +138,9 @@ class Checker:
         self.check("P1", f"launch {server.spec.launch_id} starts onto a stranger's GPU", kept=not on_gpu or unread)
 
     def _listed(self, server: Server) -> bool:
-        """Whether the driver still lists a process of it: where the daemon never saw it alive, it is named like a stranger."""
+        """Whether the driver still lists a process of it that no daemon saw alive: that is named like a stranger."""
+        if server.pid in self.own_pids.get(server.spec.launch_id, ()):
+            return False
         seen = [self.host.gpu_seen[gpu] for gpu in server.gpus if gpu in self.host.gpu_seen]
         return any(process[0] == server.pid for use in seen for process in use.processes)
 

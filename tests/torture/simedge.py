@@ -180,7 +180,7 @@ def _watch() -> None:
         return decision
 
     slotworker.decide.decide = decided
-    for name in ("add_launch", "move_launch", "promote", "forgive_failures", "add_entry"):
+    for name in ("add_launch", "move_launch", "promote", "forgive_failures", "add_entry", "note_gpu_pids"):
         _heard(name)
     real_update = store.Store.update_slot
 

@@ -8,6 +8,7 @@ import pytest
 from unit.told import ToldSlot
 
 from autotuner import act, freeing
+from autotuner.context import Given
 from autotuner.core.candidate import Candidate, Launch
 from autotuner.core.decide import GoOn, Stop, Wait
 from autotuner.core.decide import Launch as LaunchAction
@@ -148,11 +149,12 @@ def test_who_holds_it_is_named_as_far_as_it_shows() -> None:
     assert not not_back({0: 400.0}, (GpuUse(0, 9_400.0, 80_000.0, (untold,)),)), "nor where it does not tell how much"
 
 
-def stopping(house: House) -> None:
-    """A best-known that serves and is stopped on purpose."""
+def stopping(house: House, pids: tuple[int, ...] = ()) -> None:
+    """A best-known that serves and is stopped on purpose; an earlier daemon saw these processes of it on the GPUs."""
     house.store.update_slot("a", stopped="by me")
     house.ended("l1", clock.boot_id())
     house.store.db.run("UPDATE launches SET state = 'serving', ended_at = NULL")
+    house.store.note_gpu_pids("l1", pids)
 
     async def sleep(seconds: float) -> None:
         house.now_s += seconds
@@ -194,6 +196,59 @@ def test_a_server_on_the_gpus_is_known_as_ours_before_it_is_stopped(house: House
     house.host.processes, house.host.ours = ((5, "VLLM::EngineCore", 60_000.0),), {5: "l1"}
     stopping(house)
     assert "held by pid 5" in house.store.slot("a").degraded
+
+
+def restarted(house: House) -> None:
+    """Another daemon, which remembers nothing but what is on record."""
+    house.ctx.given = Given()
+
+
+def test_a_server_on_the_gpus_is_known_as_ours_by_a_daemon_that_never_saw_it_alive(house: House) -> None:
+    """The daemon was killed while it waited for memory that a process which has ended still holds: that is no stranger's."""
+    house.ended("l1", clock.boot_id())
+    house.host.used_mib, house.host.processes = 60_400.0, ((5, "VLLM::EngineCore", 60_000.0),)
+    house.host.ours = {5: "l1"}
+    asyncio.run(freeing.note_own(house.ctx, house.store.launch("l1")))
+    restarted(house)
+    house.host.ours = {}  # it has ended: nothing but the driver knows of it
+    assert house.others()[1].startswith("the GPU memory of old, which has ended, is not free yet")
+    house.now_s += GPU_WAIT_S + 1
+    strangers, held_ = house.others()
+    assert not strangers
+    assert "held by pid 5 (VLLM::EngineCore, 60000 MiB)" in held_
+
+
+def test_a_stop_that_another_daemon_ends_waits_for_that_memory_too(house: House) -> None:
+    house.host.processes = ((5, "VLLM::EngineCore", 60_000.0),)
+    stopping(house, pids=(5,))
+    assert "held by pid 5" in house.store.slot("a").degraded
+
+
+def test_once_the_memory_was_back_such_a_pid_is_anybodys(house: House) -> None:
+    house.ended("l1", clock.boot_id())
+    house.host.processes, house.host.ours = ((5, "VLLM::EngineCore", 60_000.0),), {5: "l1"}
+    asyncio.run(freeing.note_own(house.ctx, house.store.launch("l1")))
+    house.host.processes, house.host.ours = (), {}
+    assert house.others() == ("", "")
+    restarted(house)
+    house.host.used_mib, house.host.processes = 9_400.0, ((5, "jupyter", 9_000.0),)
+    assert house.others() == ("GPU 0 is used by pid 5 (jupyter, 9000 MiB)", "")
+
+
+def test_memory_that_a_person_gave_up_is_launched_beside_also_where_its_process_is_listed(house: House) -> None:
+    house.ended("l1", clock.boot_id())
+    house.host.used_mib, house.host.processes = 20_400.0, ((5, "VLLM::EngineCore", 20_000.0),)
+    house.host.ours = {5: "l1"}
+    asyncio.run(freeing.note_own(house.ctx, house.store.launch("l1")))
+    house.others()
+    house.now_s += GPU_WAIT_S + 1
+    action = LaunchAction(MADE.id, "new", Purpose.RESTORE)
+    asyncio.run(act.launch(house.ctx, action))
+    assert not house.host.started, "nobody has given it up"
+    house.store.update_slot("a", force=True)
+    assert house.others() == ("", "")
+    asyncio.run(act.launch(house.ctx, action))
+    assert len(house.host.started) == 1
 
 
 def test_the_time_for_its_memory_begins_with_a_servers_end(house: House) -> None:

@@ -232,3 +232,98 @@ def test_a_restore_that_its_host_refuses_is_told_once_and_not_taken_back_at_once
 
     asyncio.run(work())
     assert [entry.title for entry in ctx.store.outbox("kimi").entries_after(0)] == ["blocked"]
+
+
+# --- what the record says of a slot that cannot go on
+
+
+def kept_from(ctx: SlotContext) -> str:
+    return ctx.store.slot("kimi").blocked
+
+
+async def goes_wrong(*_given: Any) -> None:
+    raise HostError("the host did not answer")
+
+
+async def ended(ctx: SlotContext, action: decide.Stop) -> None:
+    ctx.store.move_launch(action.launch_id, LaunchState.ENDED, ended_at=AT)
+
+
+async def carried_out(worker: SlotWorker, action: Any, observed: decide.Observed | None = None, why: str = "") -> None:
+    await worker._carry_out(decide.Decision(action, why), worker._record(), observed or decide.Observed())
+    if worker.task is not None:
+        await asyncio.wait([worker.task])
+        await worker._collect()
+
+
+def test_why_a_server_could_not_be_stopped_is_over_once_it_was(
+    ctx: SlotContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intend(ctx, None)
+    worker = SlotWorker(ctx)
+
+    async def work() -> None:
+        monkeypatch.setattr(act, "stop", goes_wrong)
+        for _ in range(2):
+            await carried_out(worker, decide.Stop("l1"))
+            await carried_out(worker, decide.Wait())
+        assert kept_from(ctx) == "the host did not answer"
+        monkeypatch.setattr(act, "stop", ended)
+        await carried_out(worker, decide.Stop("l1"))
+        await carried_out(worker, decide.Wait())
+
+    asyncio.run(work())
+    assert kept_from(ctx) == ""
+    assert [entry.title for entry in ctx.store.outbox("kimi").entries_after(0)] == ["blocked", "unblocked"]
+
+
+def test_what_went_wrong_about_a_server_is_over_once_that_has_ended_by_itself(
+    ctx: SlotContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intend(ctx, None)
+    worker = SlotWorker(ctx)
+    monkeypatch.setattr(act, "verify", goes_wrong)
+
+    async def work() -> None:
+        await carried_out(worker, decide.Verify("l1"))
+        await carried_out(worker, decide.Wait())
+        assert kept_from(ctx) == "the host did not answer"
+        await carried_out(worker, decide.RecordEnd("l1"))
+        await carried_out(worker, decide.Wait())
+
+    asyncio.run(work())
+    assert kept_from(ctx) == ""
+
+
+def test_why_nothing_could_be_launched_outlives_a_stop_in_between(
+    ctx: SlotContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intend(ctx, None)
+    worker = SlotWorker(ctx)
+    launch = decide.Launch(CANDIDATE.id, "base", Purpose.RESTORE)
+
+    async def work() -> None:
+        monkeypatch.setattr(act, "launch", goes_wrong)
+        await carried_out(worker, launch)
+        monkeypatch.setattr(act, "stop", ended)
+        await carried_out(worker, decide.Stop("l1"))
+        await carried_out(worker, decide.Wait())
+
+    asyncio.run(work())
+    assert kept_from(ctx) == "the host did not answer"
+
+
+def test_who_holds_a_slot_now_is_told_whatever_went_wrong_before(
+    ctx: SlotContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = SlotWorker(ctx)
+    why = "cannot launch base: GPU 0 is used by pid 9 (jupyter, 9000 MiB)"
+    monkeypatch.setattr(act, "launch", goes_wrong)
+
+    async def work() -> None:
+        await carried_out(worker, decide.Launch(CANDIDATE.id, "base", Purpose.RESTORE))
+        await carried_out(worker, decide.Wait(), decide.Observed(strangers="GPU 0 is used by pid 9"), why)
+
+    asyncio.run(work())
+    assert kept_from(ctx) == why
+    assert "autotuner does not touch what it did not launch" in ctx.store.entries()[-1].text

@@ -528,7 +528,7 @@ def test_a_schema_of_another_version_is_refused(tmp_path: Path) -> None:
     store = Store(path)
     store.db.run("UPDATE meta SET value = '99' WHERE key = 'schema'")
     store.close()
-    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 8"):
+    with pytest.raises(StoreError, match=r"state\.db has schema 99; this autotuner knows 9"):
         Store(path)
 
 
@@ -540,8 +540,8 @@ def old_database(path: Path) -> None:
     with_one_journal(store)
     store.put_candidate(candidate(), "name = 'a'", "a.toml")
     store.add_launch(launch_row("old", state=LaunchState.SERVING))
-    store.db.run("ALTER TABLE launches DROP COLUMN engine_version")
-    store.db.run("ALTER TABLE launches DROP COLUMN configuration")
+    for column in ("engine_version", "configuration", "gpu_pids"):
+        store.db.run(f"ALTER TABLE launches DROP COLUMN {column}")
     for column in ("basis", "confirms", "parent", "answers", "alpha", "force"):
         store.db.run(f"ALTER TABLE trials DROP COLUMN {column}")
     for column in ("stopped", "force"):
@@ -878,6 +878,7 @@ def test_what_was_one_journal_of_all_slots_is_closed_once_and_each_slot_goes_on_
     for number in (1, 2):
         store.add_entry(Draft("a", f"tried {number}", "x"), AT)
     with_one_journal(store)
+    store.db.run("ALTER TABLE launches DROP COLUMN gpu_pids")
     store.db.run("UPDATE meta SET value = '7' WHERE key = 'schema'")
     store.close()
     store = Store(tmp_path / "state.db")
