@@ -145,9 +145,8 @@ class SlotWorker:
             raise error
         if self._was_cut(error):
             return  # the server lives on, and so does the trial
-        full = isinstance(
-            error, HostDiskFull
-        )  # nobody's failure: what was to be launched is launched once there is room
+        # A full disk is nobody's failure: what was to be launched is launched once there is room.
+        full = isinstance(error, HostDiskFull)
         if not full and doing is not None and doing.trial_id is not None:
             self._end_trial(doing.trial_id, error)
         elif isinstance(error, HostError) and self._about:
