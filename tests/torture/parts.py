@@ -31,10 +31,10 @@ PARTS: tuple[Part, ...] = (
     Part(
         "trees",
         ("P5", "P6"),
-        0.1,
+        0.085,
         "stops hostile process trees on each launch rung, beside bystanders; pids used again",
     ),
-    Part("crashstates", ("P7", "P9", "P16"), 0.06, "power loss at every operation of the journal's own code"),
+    Part("crashstates", ("P7", "P9", "P16"), 0.075, "power loss at every operation of the journal's own code"),
     Part("full_disk", ("P15",), 0.03, "a disk without a byte, in each phase; a host without a benchmark client"),
     Part("bad_disk", ("P16",), 0.03, "failing syncs of real daemons, and power cuts after them"),
     Part("races", ("P17", "P18"), 0.025, "eight daemons on one folder, enqueuers that are killed"),
