@@ -35,6 +35,7 @@ from autotuner.serverlog import LogReader
 START_POLL_S = 0.25
 DRAIN_POLL_S = 0.5
 PORT_WAIT_S = 10.0
+DYING_S = 5.0
 SEEN_LATE_S = 15.0  # what passes between a launch and the first look at it, the question for its version included
 
 
@@ -126,7 +127,7 @@ async def verify(ctx: SlotContext, action: decide.Verify) -> None:
                 await freeing.note_own(ctx, row)
             ctx.verified.add(row.id)
             return
-    seen = await ctx.seen(row.id)  # a connection that is lost and not known to be shows here, too
+    seen = await _silent(ctx, row.id)  # a connection that is lost and not known to be shows here, too
     ctx.uncut(cuts)
     if not seen.alive:
         return  # it, or a rank of it, ended meanwhile: that is recorded with its own cause
@@ -141,6 +142,17 @@ async def verify(ctx: SlotContext, action: decide.Verify) -> None:
         ended_entry(ctx.name, row.name, diagnosis, seen.exit_code, "the best-known server is restored"),
         clock.utc_label(),
     )
+
+
+async def _silent(ctx: SlotContext, launch_id: str) -> ServerSeen:
+    """Look at a launch that does not answer, until it has ended or DYING_S have passed.
+
+    The port of a process that is killed is closed at once, and its end is on record only when its shim has cleared up.
+    """
+    until_s = clock.monotonic_s() + DYING_S
+    while (seen := await ctx.seen(launch_id)).alive and clock.monotonic_s() < until_s:
+        await clock.sleep(START_POLL_S)
+    return seen
 
 
 async def stop(ctx: SlotContext, action: decide.Stop) -> None:

@@ -173,7 +173,8 @@ def test_a_host_that_shows_another_key_ends_its_trial_and_is_left_alone(ctx: Slo
     assert host(ctx).stopped == 0
 
 
-def test_a_server_that_could_not_be_asked_is_not_stopped(ctx: SlotContext) -> None:
+def test_a_server_that_could_not_be_asked_is_not_stopped(ctx: SlotContext, monkeypatch: Any) -> None:
+    monkeypatch.setattr(act, "DYING_S", 0.0)
     row = begin(ctx)
     host(ctx).cut_by_inspect = True
     with pytest.raises(HostUnreachable):
@@ -263,6 +264,21 @@ def test_a_server_that_ended_while_it_was_asked_for_tokens_is_not_said_to_live_a
     host(ctx).seen = ServerSeen("x", alive=False, exit_code=-9)
     asyncio.run(act.verify(ctx, decide.Verify(row.id)))
     assert ctx.store.launch(row.id).state is LaunchState.SERVING  # the next cycle records its end, with its cause
+    assert not host(ctx).stopped
+
+
+def test_a_server_whose_end_is_on_record_a_moment_after_its_port_closed_is_not_said_to_live_and_say_nothing(
+    ctx: SlotContext, monkeypatch: Any
+) -> None:
+    row, looks = begin(ctx), iter([True, True, False])
+
+    async def inspect(_: str) -> ServerSeen:
+        return ServerSeen("x", alive=next(looks), exit_code=-9)
+
+    monkeypatch.setattr(host(ctx), "inspect", inspect)
+    asyncio.run(act.verify(ctx, decide.Verify(row.id)))
+    assert next(looks, None) is None
+    assert ctx.store.launch(row.id).state is LaunchState.SERVING
     assert not host(ctx).stopped
 
 
