@@ -255,9 +255,8 @@ class Checker:
         doubted = _forged(found, record)
         daemon = Daemon(found, record)
         inner: list[Snapshot] = []
-        left = (
-            self._rng.randrange(1, self._reach) if deeper else 0
-        )  # the operation of the recovery at which power is lost again
+        # The operation of the recovery at which power is lost again.
+        left = self._rng.randrange(1, self._reach) if deeper else 0
 
         def look() -> None:
             nonlocal left
